@@ -1,0 +1,80 @@
+# Everything a checkout can do. Needed: Python 3.11 or newer with its venv module, git, make.
+# Each target makes .venv first if it is missing or older than the requirements.
+#
+#   make run                                ResNet-50 on real JPEGs, replicated on two devices
+#   make run RUN_FLAGS='--batch_size=4'     the same with other flags
+#   make test PYTEST_FLAGS='-k momentum'    a part of the tests
+
+PYTHON ?= python3
+RUN_FLAGS ?=
+PYTEST_FLAGS ?=
+
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+SAMPLE := .data/sample
+
+# What must agree before anything else is worth testing: every manager and all-reduce, and parity
+# with the NumPy simulation.
+FIRST := $(wildcard tests/variable_mgr tests/parity)
+PYTEST := TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python -m pytest -q $(PYTEST_FLAGS)
+
+.PHONY: help run test test-all lint format clean
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+
+help:
+	@echo 'make run       train ResNet-50 on sample photographs; more flags: RUN_FLAGS=...'
+	@echo 'make test      aggregation and parity first, then all other tests; under 10 minutes'
+	@echo 'make test-all  the same with the long tests (minutes, and a download of TensorFlow)'
+	@echo 'make lint      ruff (rules and format) on everything, mypy on hpm/'
+	@echo 'make format    let ruff mend what it can'
+	@echo 'make clean     remove .venv, the sample data and all build and cache files'
+
+run: $(SAMPLE)/.complete
+	@$(BIN)/python benchmarks/run.py --variable_update=replicated --data_dir=$(SAMPLE) \
+	  --model=resnet50 --result_json=results/run.json $(RUN_FLAGS)
+
+test: $(INSTALLED)
+	@$(if $(FIRST),$(PYTEST) -x $(FIRST))
+	@$(PYTEST) tests $(addprefix --ignore=,$(FIRST))
+
+test-all: $(INSTALLED)
+	@$(if $(FIRST),$(PYTEST) -m '' -x $(FIRST))
+	@$(PYTEST) -m '' tests $(addprefix --ignore=,$(FIRST))
+
+lint: $(INSTALLED)
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/ruff format --check --quiet
+	@$(BIN)/mypy
+
+format: $(INSTALLED)
+	@$(BIN)/ruff check --fix --quiet
+	@$(BIN)/ruff format --quiet
+
+clean:
+	rm -rf .venv .data build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(SAMPLE)/.complete: | $(INSTALLED)
+	@TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python -m hpm.pipelines sample --out $(SAMPLE)
+	@touch $@
+
+$(INSTALLED): setup.py pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo 'make: $(PYTHON) not found: install Python 3.11 or newer, or name one:' \
+	    'make PYTHON=/path/to/python3.11' >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "make: $(PYTHON) is $$($(PYTHON) -V 2>&1), hpm needs 3.11 or newer:" \
+	    'make PYTHON=/path/to/python3.11' >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
+	  echo 'make: $(PYTHON) has no venv module: install it (Debian, Ubuntu: apt install' \
+	    'python3-venv), or name another Python: make PYTHON=/path/to/python3.11' >&2; exit 1; }
+	@echo "Installing hpm and its requirements (setup.py, with [test]) into .venv, $$($(PYTHON) -V);" \
+	  'TensorFlow alone is a download of 600 MB ...'
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	@$(BIN)/python -m pip list --format=freeze --disable-pip-version-check | tr '\n' ' ' \
+	  | fold -s -w 100; echo
+	@echo "Installed: $$(ls -d .venv/lib/python*/site-packages/*.dist-info | wc -l) packages," \
+	  "$$(du -sm .venv | cut -f 1) MiB in .venv"
+	@touch $@

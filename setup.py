@@ -1,0 +1,65 @@
+"""Packaging of hpm; tool settings and the build back end are in pyproject.toml.
+
+- The library: `pip install .`
+- With TensorFlow's CUDA libraries: `pip install '.[gpu]'`
+- A checkout to work in: `pip install -e '.[test]'`, which `make test` does for you
+"""
+
+from setuptools import find_packages, setup
+
+# Photographs for `python -m hpm.pipelines sample` come from inside these packages.
+SAMPLE = ['scikit-image', 'scikit-learn', 'pillow']
+
+setup(
+  name='hpm',
+  version='0.1.0',
+  description='The performance-critical core of data-parallel image training in TensorFlow 2.',
+  author='The hpm Authors',
+  license='Apache-2.0',
+  license_files=['LICENSE'],
+  classifiers=[
+    'Development Status :: 3 - Alpha',
+    'Intended Audience :: Science/Research',
+    'Operating System :: POSIX :: Linux',
+    'Programming Language :: Python :: 3',
+    'Programming Language :: Python :: 3.11',
+    'Programming Language :: Python :: 3.12',
+    'Programming Language :: Python :: 3.13',
+    'Topic :: Scientific/Engineering :: Artificial Intelligence',
+    'Typing :: Typed',
+  ],
+  python_requires='>=3.11',
+  # `benchmarks` and `tests` stand beside `hpm` and stay in the checkout.
+  packages=find_packages(include=['hpm', 'hpm.*']),
+  package_data={'hpm': ['py.typed']},
+  zip_safe=False,
+  install_requires=[
+    # The full wheel, not tensorflow-cpu: its registry knows the GPU kernels on any machine,
+    # so placement can be checked without a GPU.
+    'tensorflow>=2.21,<2.22',
+    'tensorflow-datasets',
+    'numpy',
+    'absl-py',
+    'rich',
+  ],
+  extras_require={
+    'gpu': ['tensorflow[and-cuda]>=2.21,<2.22'],
+    # DALI's own TensorFlow plugin compiles against an installed TensorFlow, which an extra
+    # can't order; after this extra:
+    #   pip install --no-build-isolation 'nvidia-dali-tf-plugin-cuda120>=2.4,<2.5'
+    # cuda120 because TensorFlow 2.21 pins CUDA 12; the version because DALI's random crops
+    # differ between releases.
+    'dali': ['nvidia-dali-cuda120>=2.4,<2.5'],
+    'report': ['matplotlib'],
+    'sample': SAMPLE,
+    'test': [
+      *SAMPLE,
+      'pytest>=8',
+      'hypothesis',
+      'build',
+      'setuptools>=77',  # the wheel test builds without a download, from this environment
+      'ruff>=0.12',
+      'mypy>=1.16',
+    ],
+  },
+)
