@@ -1,0 +1,38 @@
+"""Update rules by name; `hpm.optimizers.rules` holds them."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from hpm import registry
+
+if TYPE_CHECKING:
+  from hpm.optimizers.rules import Optimizer, Schedule
+
+__all__ = ['OPTIMIZERS', 'Optimizer', 'Schedule', 'create']
+
+OPTIMIZERS = {
+  'sgd': 'hpm.optimizers.rules:SGD',
+  'momentum': 'hpm.optimizers.rules:Momentum',
+  'nesterov': 'hpm.optimizers.rules:nesterov',
+  'rmsprop': 'hpm.optimizers.rules:RMSProp',
+  'adam': 'hpm.optimizers.rules:Adam',
+}
+
+__getattr__ = registry.lazy(
+  __name__,
+  {'Optimizer': 'hpm.optimizers.rules:Optimizer', 'Schedule': 'hpm.optimizers.rules:Schedule'},
+)
+
+
+def create(
+  name: str, learning_rate: 'float | Callable[..., Any]', **options: Any
+) -> 'Optimizer':
+  """The rule called sgd, momentum, nesterov, rmsprop or adam.
+
+  Args:
+    name: one of `OPTIMIZERS`.
+    learning_rate: a number, or a function from the int64 number of finished steps to a float32
+      scalar, built into the step's graph.
+    **options: the rule's own fields, such as `momentum`.
+  """
+  return registry.resolve('optimizer', OPTIMIZERS, name)(learning_rate, **options)
