@@ -18,7 +18,7 @@ SAMPLE := .data/sample
 FIRST := $(wildcard tests/variable_mgr tests/parity)
 PYTEST := TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python -m pytest -q $(PYTEST_FLAGS)
 
-.PHONY: help run test test-all lint format clean
+.PHONY: help run test test-all lint format lock clean
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -28,6 +28,7 @@ help:
 	@echo 'make test-all  the same with the long tests (minutes, and a download of TensorFlow)'
 	@echo 'make lint      ruff (rules and format) on everything, mypy on hpm/'
 	@echo 'make format    let ruff mend what it can'
+	@echo 'make lock      pin for Bazel what .venv holds (requirements_lock.txt)'
 	@echo 'make clean     remove .venv, the sample data and all build and cache files'
 
 run: $(SAMPLE)/.complete
@@ -46,6 +47,12 @@ lint: $(INSTALLED)
 	@$(BIN)/ruff check --quiet
 	@$(BIN)/ruff format --check --quiet
 	@$(BIN)/mypy
+
+# The pins that MODULE.bazel builds with: what .venv holds now.
+lock: $(INSTALLED)
+	@{ echo '# Written by `make lock`, read by MODULE.bazel; requirements belong into setup.py.'; \
+	  $(BIN)/python -m pip list --format=freeze --disable-pip-version-check \
+	    --exclude hpm --exclude pip; } > requirements_lock.txt
 
 format: $(INSTALLED)
 	@$(BIN)/ruff check --fix --quiet

@@ -15,7 +15,7 @@ setup(
   version='0.1.0',
   description='The performance-critical core of data-parallel image training in TensorFlow 2.',
   author='The hpm Authors',
-  license='Apache-2.0',
+  license_expression='Apache-2.0',
   license_files=['LICENSE'],
   classifiers=[
     'Development Status :: 3 - Alpha',
@@ -57,6 +57,7 @@ setup(
       'pytest>=8',
       'hypothesis',
       'build',
+      'packaging',
       'setuptools>=77',  # the wheel test builds without a download, from this environment
       'ruff>=0.12',
       'mypy>=1.16',
