@@ -1,0 +1,49 @@
+"""The command line of the pipelines: `python -m hpm.pipelines COMMAND --help`.
+
+A command is one file and one line of `COMMANDS`: its module has `add_arguments(parser)` and
+`run(args)`, which returns the text to print. The module's docstring is the command's manual. A
+fault that the user can mend ends with one line on stderr: exit code 2 for wrong usage, 1 for
+everything else.
+"""
+
+import argparse
+import importlib
+import sys
+
+from hpm import errors
+
+# name -> (module, what it does)
+COMMANDS = {
+    'sample': ('hpm.pipelines.sample', 'write a small data set of real photographs'),
+}
+
+
+def main(argv: list[str]) -> int:
+  """Runs one command and returns the exit code."""
+  program = 'python -m hpm.pipelines'
+  parser = argparse.ArgumentParser(
+      prog=program, description='Tools around the data of the input pipelines.',
+      epilog='commands: ' + '; '.join(f'{name}: {text}' for name, (_, text) in COMMANDS.items()))
+  parser.add_argument('command', metavar='COMMAND', help=', '.join(COMMANDS))
+  # Only the chosen command's module is imported, so that --help answers at once.
+  args, _ = parser.parse_known_args(argv[:1])
+  try:
+    if args.command not in COMMANDS:
+      raise errors.unknown('command', args.command, COMMANDS)
+    module = importlib.import_module(COMMANDS[args.command][0])
+    command = argparse.ArgumentParser(
+        prog=f'{program} {args.command}', description=module.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    module.add_arguments(command)
+    print(module.run(command.parse_args(argv[1:])))
+  except errors.UsageError as error:
+    print(f'{program}: {error}', file=sys.stderr)
+    return 2
+  except (errors.DataError, OSError) as error:
+    print(f'{program}: {error}', file=sys.stderr)
+    return 1
+  return 0
+
+
+if __name__ == '__main__':
+  sys.exit(main(sys.argv[1:]))

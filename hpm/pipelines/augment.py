@@ -1,0 +1,120 @@
+"""The image operations of the pipelines, one small graph function each.
+
+Windows are int32 [4]: top, left, height, width in pixels of the whole image. Everything random is
+a stateless op, so that a sample's crop and flip depend on its seed alone.
+"""
+
+import tensorflow as tf
+
+__all__ = [
+    'central_window', 'decode', 'decode_window', 'flip', 'is_jpeg', 'jpeg_shape', 'random_window',
+    'resize', 'resize_central_crop']
+
+
+def is_jpeg(encoded: tf.Tensor) -> tf.Tensor:
+  """Whether the bytes begin as a JPEG does: bool []. (ImageNet has a PNG under a JPEG's name.)"""
+  return tf.equal(tf.strings.substr(encoded, 0, 3), b'\xff\xd8\xff')
+
+
+def jpeg_shape(encoded: tf.Tensor) -> tf.Tensor:
+  """int32 [3]: height, width, channels from the header, without decoding."""
+  return tf.raw_ops.ExtractJpegShape(contents=encoded)
+
+
+def decode(encoded: tf.Tensor) -> tf.Tensor:
+  """The whole image, uint8 [H, W, 3]: JPEG with the accurate DCT, PNG, GIF (frame 1) or BMP.
+
+  TensorFlow's default DCT is a faster one, 0.8 grey levels darker than PIL's and up to 18 off;
+  this one equals PIL bit for bit. EXIF rotation is ignored, as it is in every ImageNet recipe.
+  """
+  def jpeg() -> tf.Tensor:
+    return tf.image.decode_jpeg(encoded, channels=3, dct_method='INTEGER_ACCURATE')
+
+  def other() -> tf.Tensor:
+    return tf.io.decode_image(encoded, channels=3, expand_animations=False)
+
+  return tf.ensure_shape(tf.cond(is_jpeg(encoded), jpeg, other), [None, None, 3])
+
+
+def random_window(shape: tf.Tensor, seed: tf.Tensor, boxes: tf.Tensor | None = None) -> tf.Tensor:
+  """A window as ImageNet networks are trained on (Szegedy et al. 2014, arXiv:1409.4842).
+
+  8 to 100 % of the area, aspect 3/4 to 4/3; the whole image if 100 draws fail.
+
+  Args:
+    shape: int32 [3], the image's height, width and channels.
+    seed: int64 [2].
+    boxes: float32 [N, 4] (ymin, xmin, ymax, xmax in 0 .. 1), of one of which the window covers at
+      least a tenth; None for the whole image.
+  """
+  if boxes is None:
+    boxes = tf.constant([[0.0, 0.0, 1.0, 1.0]])
+  begin, size, _ = tf.raw_ops.StatelessSampleDistortedBoundingBox(
+      image_size=shape, bounding_boxes=boxes[tf.newaxis], min_object_covered=0.1, seed=seed,
+      aspect_ratio_range=[3 / 4, 4 / 3], area_range=[0.08, 1.0], max_attempts=100,
+      use_image_if_no_bounding_boxes=True)
+  return tf.concat([begin[:2], size[:2]], 0)
+
+
+def decode_window(encoded: tf.Tensor, shape: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
+  """A window of a JPEG, uint8 [h, w, 3], equal bit for bit to decoding it all and slicing.
+
+  The cropping decoder saves the rest's inverse DCT, but at its window's border it has no
+  neighbour to interpolate chroma from; so it gets one pixel more a side, which is cut off.
+
+  Args:
+    encoded: string [], a JPEG.
+    shape: int32 [3], of the whole image.
+    window: int32 [4], inside the image.
+  """
+  begin, size = window[:2], window[2:]
+  first = tf.maximum(begin - 1, 0)
+  last = tf.minimum(begin + size + 1, shape[:2])
+  grown = tf.image.decode_and_crop_jpeg(
+      encoded, tf.concat([first, last - first], 0), channels=3, dct_method='INTEGER_ACCURATE')
+  return tf.slice(grown, tf.concat([begin - first, [0]], 0), tf.concat([size, [3]], 0))
+
+
+def resize(image: tf.Tensor, size: int) -> tf.Tensor:
+  """Bilinear to uint8 [size, size, 3] from uint8 [h, w, 3], rounded to the nearest level."""
+  resized = tf.raw_ops.ResizeBilinear(
+      images=image[tf.newaxis], size=[size, size], half_pixel_centers=True)
+  return tf.cast(resized[0] + 0.5, tf.uint8)
+
+
+def flip(image: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+  """Left and right exchanged in half of all cases, as int64 [2] `seed` says."""
+  times = tf.random.stateless_uniform([1], seed, 0, 2, tf.int32, alg='philox')
+  # A list of no axes or of one costs less than a branch.
+  return tf.reverse(image, tf.fill(times, 1))
+
+
+def central_window(shape: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
+  """How evaluation sees an image: (resized int32 [2], offset int32 [2]), both height and width.
+
+  The short side becomes 256/224 of `size`, the long side is rounded, and `size` x `size` pixels
+  are cut from the middle (an odd margin is smaller on the top or left).
+  """
+  short = round(size * 256 / 224)
+  sides = tf.cast(shape[:2], tf.float32)
+  resized = tf.cast(tf.round(sides * (short / tf.reduce_min(sides))), tf.int32)
+  return resized, (resized - size) // 2
+
+
+def resize_central_crop(image: tf.Tensor, size: int) -> tf.Tensor:
+  """Antialiased bilinear, short side to 256/224 of `size`, central crop: uint8 [size, size, 3].
+
+  Equal to resizing the whole image and slicing, but computes only the pixels that are kept.
+
+  Args:
+    image: uint8 [h, w, 3].
+    size: pixels.
+  """
+  shape = tf.shape(image)
+  resized, offset = central_window(shape, size)
+  scaled = tf.raw_ops.ScaleAndTranslate(
+      images=image[tf.newaxis], size=[size, size],
+      scale=tf.cast(resized, tf.float32) / tf.cast(shape[:2], tf.float32),
+      translation=-tf.cast(offset, tf.float32), kernel_type='triangle', antialias=True)
+  # The weights' float32 sums may pass 255 by a hair, and a cast would wrap it.
+  return tf.cast(tf.clip_by_value(scaled[0] + 0.5, 0.0, 255.0), tf.uint8)

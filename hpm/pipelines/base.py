@@ -1,0 +1,106 @@
+"""What every pipeline offers, and the checks of the options that they share."""
+
+import abc
+from collections.abc import Mapping
+import operator
+from typing import TYPE_CHECKING
+
+from hpm.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+  import tensorflow as tf
+
+__all__ = ['Pipeline']
+
+
+class Pipeline(abc.ABC):
+  """A source of batches with a position that can be saved and restored.
+
+  A position is a number of samples from the very start of the stream, and it is counted by the
+  consumer: what was prefetched but never trained on doesn't count.
+
+  Attributes:
+    batch_size: samples a batch, that is, per device.
+    image_size: height and width of the images, pixels.
+    num_classes: labels lie in 0 .. num_classes - 1.
+  """
+
+  def __init__(self, *, batch_size: int, image_size: int, num_classes: int):
+    self.batch_size = positive(
+        'batch_size', batch_size,
+        'give the samples per device (0 meant the default of the model in tf_cnn_benchmarks)')
+    self.image_size = positive('image_size', image_size, 'give height and width in pixels')
+    self.num_classes = positive(
+        'num_classes', num_classes, 'give the number of outputs of the model')
+
+  @property
+  @abc.abstractmethod
+  def epoch_size(self) -> int | None:
+    """Samples an epoch; None if the pipeline has no epochs."""
+
+  @abc.abstractmethod
+  def dataset(self) -> 'tf.data.Dataset':
+    """Batches from the restored position on (the start, if nothing was restored).
+
+    Elements are (uint8 [B, H, W, 3], int32 [B]), with int64 [B] ids as a third component if the
+    pipeline was made with `with_ids=True`.
+    """
+
+  @abc.abstractmethod
+  def state(self, num_samples: int) -> dict[str, int]:
+    """The position after `num_samples` samples of the stream, as integers for a checkpoint.
+
+    Args:
+      num_samples: samples that finished steps consumed since the start of the training: after a
+        `restore` this count goes on from the restored one.
+    """
+
+  @abc.abstractmethod
+  def restore(self, state: Mapping[str, int]) -> None:
+    """Lets the next `dataset()` start exactly where `state` says.
+
+    Raises:
+      UsageError: the state is of another order (seed, shuffle buffer).
+      DataError: the state is of other data (number of records).
+    """
+
+  def explain(self, error: Exception, num_samples: int = 0) -> DataError:
+    """Says which file and record made the iterator raise `error`; for step loops to raise.
+
+    Args:
+      error: what the iterator of `dataset()` raised.
+      num_samples: samples consumed by then, counted as in `state`; the search starts there.
+    """
+    del num_samples
+    return DataError(f'the input pipeline failed: {first_line(error)}')
+
+
+def positive(name: str, value: object, fix: str) -> int:
+  """`value` as an int of at least 1, or a UsageError that quotes it."""
+  return at_least(1, name, value, fix)
+
+
+def at_least(minimum: int, name: str, value: object, fix: str) -> int:
+  """`value` as an int of at least `minimum`, or a UsageError that quotes it."""
+  number = integer(name, value, fix)
+  if number < minimum:
+    raise UsageError(f'{name}={number} must be at least {minimum}: {fix}')
+  return number
+
+
+def integer(name: str, value: object, fix: str) -> int:
+  """`value` as an int (any integer type, bool excepted), or a UsageError that quotes it."""
+  try:
+    if isinstance(value, bool):
+      raise TypeError
+    return operator.index(value)  # type: ignore[arg-type]
+  except TypeError:
+    raise UsageError(f'{name}={value!r} is not an integer: {fix}') from None
+
+
+def first_line(error: BaseException) -> str:
+  """The first line of an error's text (TensorFlow appends the graph's nodes)."""
+  text = getattr(error, 'message', None) or str(error) or type(error).__name__
+  line = text.strip().splitlines()[0]
+  # "{{function_node ...}} {{node X}} what went wrong"
+  return line.rsplit('}}', 1)[-1].strip().removesuffix('[Op:IteratorGetNext] name:').strip()
