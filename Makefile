@@ -1,4 +1,4 @@
-# Everything a checkout can do. Needed: Python 3.11 or newer with its venv module, git, make.
+# Everything a checkout can do. Needed: Python 3.11 to 3.13 with its venv module, git, make.
 # Each target makes .venv first if it is missing or older than the requirements.
 #
 #   make run                                ResNet-50 on real JPEGs, replicated on two devices
@@ -68,18 +68,18 @@ $(SAMPLE)/.complete: | $(INSTALLED)
 
 $(INSTALLED): setup.py pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { \
-	  echo 'make: $(PYTHON) not found: install Python 3.11 or newer, or name one:' \
+	  echo 'make: $(PYTHON) not found: install Python 3.11, or say where it is:' \
 	    'make PYTHON=/path/to/python3.11' >&2; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	  echo "make: $(PYTHON) is $$($(PYTHON) -V 2>&1), hpm needs 3.11 or newer:" \
-	    'make PYTHON=/path/to/python3.11' >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || { \
+	  echo "make: $(PYTHON) is $$($(PYTHON) -V 2>&1); TensorFlow 2.21 and hpm need 3.11, 3.12 or" \
+	    '3.13: make PYTHON=/path/to/python3.11' >&2; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
 	  echo 'make: $(PYTHON) has no venv module: install it (Debian, Ubuntu: apt install' \
 	    'python3-venv), or name another Python: make PYTHON=/path/to/python3.11' >&2; exit 1; }
 	@echo "Installing hpm and its requirements (setup.py, with [test]) into .venv, $$($(PYTHON) -V);" \
 	  'TensorFlow alone is a download of 600 MB ...'
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[test]'
 	@$(BIN)/python -m pip list --format=freeze --disable-pip-version-check | tr '\n' ' ' \
 	  | fold -s -w 100; echo
 	@echo "Installed: $$(ls -d .venv/lib/python*/site-packages/*.dist-info | wc -l) packages," \
