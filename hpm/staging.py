@@ -1,0 +1,111 @@
+"""Staging: the next batch of every device is already there while the current step runs.
+
+A functional double buffer. Each step takes the staged batches, and fetches the next ones while it
+computes; they are its outputs, and the next step's inputs. Nothing can block: there is no queue to
+be full or empty. The end of the data arrives with the batches, so the last ones are trained, and
+what the producer raises, the step raises.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hpm.devices import CPU
+from hpm.errors import DataError, UsageError
+
+__all__ = ['StagedLoop']
+
+Batch = tuple[tf.Tensor, ...]
+Body = Callable[[Sequence[Batch]], Any]
+
+
+class StagedLoop:
+  """Runs a step's body over a data set, with the next batches staged on the devices.
+
+  A step takes one batch a device, in turn. Where the data set is finite the last batches may be
+  smaller, and a device that finds none gets one of zero samples.
+
+  Args:
+    body: builds one step's graph from one batch a device; returns a nest of tensors.
+    devices: device strings.
+  """
+
+  def __init__(self, body: Body, devices: Sequence[str]):
+    self._body = body
+    self._devices = tuple(devices)
+    self._compiled: dict[Any, tuple[Any, Any]] = {}
+
+  def run(self, dataset: tf.data.Dataset, num_steps: int | None = None) -> Iterator[Any]:
+    """Yields the body's result of each step, until the data or `num_steps` ends.
+
+    Args:
+      dataset: of batches for one device: a tuple of tensors whose first dimension is the batch.
+      num_steps: None runs to the end of the data.
+
+    Raises:
+      DataError: the data set yields nothing at all.
+    """
+    prime, step = self._functions(dataset)
+    iterator = iter(dataset)
+    staged, more = prime(iterator)
+    if not more:
+      raise DataError('the data set yields no batch at all')
+    finished = 0
+    while more and (num_steps is None or finished < num_steps):
+      result, staged, more = step(iterator, staged)
+      finished += 1
+      yield result
+
+  def _functions(self, dataset: tf.data.Dataset):
+    spec = dataset.element_spec
+    if not isinstance(spec, tuple) or not all(isinstance(s, tf.TensorSpec) for s in spec):
+      raise UsageError(f'a data set of tuples of tensors is needed, not of {spec}')
+    endless = int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
+    if not endless:  # the last batches may be short or missing
+      spec = tuple(tf.TensorSpec([None, *s.shape[1:]], s.dtype) for s in spec)
+    key = (spec, endless)
+    if key not in self._compiled:
+      iterator_spec = tf.data.IteratorSpec(dataset.element_spec)
+      staged_spec = [tuple(_on_device(s) for s in spec)] * len(self._devices)
+
+      @tf.function(autograph=False, input_signature=[iterator_spec])
+      def prime(iterator):
+        return self._fetch(iterator, spec, endless)
+
+      @tf.function(autograph=False, input_signature=[iterator_spec, staged_spec])
+      def step(iterator, staged):
+        # The fetch stands beside the body, with no edge between them: the two overlap.
+        following, more = self._fetch(iterator, spec, endless)
+        return self._body(staged), following, more
+
+      self._compiled[key] = (prime, step)
+    return self._compiled[key]
+
+  def _fetch(self, iterator, spec, endless: bool):
+    """One batch a device, copied there, and whether the first of them exists."""
+    batches, more = [], []
+    for device in self._devices:
+      with tf.device(CPU):
+        if endless:
+          batch = iterator.get_next()
+          more.append(tf.constant(True))
+        else:
+          optional = iterator.get_next_as_optional()
+          batch = tf.cond(
+            optional.has_value(),
+            optional.get_value,
+            lambda: tuple(tf.zeros([0, *s.shape[1:]], s.dtype) for s in spec),
+          )
+          more.append(optional.has_value())
+        # int32 tensors stay in host memory whatever the device: labels travel as int64.
+        batch = [tf.cast(t, tf.int64) if t.dtype == tf.int32 else t for t in batch]
+        for tensor, s in zip(batch, spec, strict=True):
+          tensor.set_shape(s.shape)
+      with tf.device(device):
+        batches.append(tuple(tf.identity(t) for t in batch))
+    return batches, more[0]
+
+
+def _on_device(spec: tf.TensorSpec) -> tf.TensorSpec:
+  return tf.TensorSpec(spec.shape, tf.int64 if spec.dtype == tf.int32 else spec.dtype)

@@ -1,0 +1,283 @@
+"""What every variable manager is, and what they share.
+
+A manager sees devices, names, values and gradients; never the model, the data, the flags or the
+driver. All of its graph-building works in a `tf.function` and in a `tf.Graph` run by a `Session`:
+it relies on no automatic control dependency. What a tower has read is read before anything is
+updated, because state-changing ops wait for a barrier, one a device, which waits for the reads
+there.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
+from typing import Protocol
+import weakref
+
+import tensorflow as tf
+
+from hpm.devices import CPU
+from hpm.errors import UsageError
+from hpm.optimizers.rules import Optimizer
+from hpm.variable_mgr import packing
+
+__all__ = ['Copy', 'TowerResult', 'Transform', 'VariableManager']
+
+Tensors = Mapping[str, tf.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class TowerResult:
+  """What one tower hands to the manager.
+
+  Attributes:
+    gradients: parameter name -> float32 sum over the tower's samples, times a constant that is the
+      same for all towers and that the transform takes out again.
+    state: the new state; the old one if the tower had no samples.
+    num_samples: int64 scalar on the CPU.
+  """
+
+  gradients: Tensors
+  state: Tensors
+  num_samples: tf.Tensor
+
+
+class Transform(Protocol):
+  """What happens to gradients between aggregation and update.
+
+  The scalars are computed once, on one device, and copied: computed by each replica they would
+  differ in the last bit, and the replicas would drift apart.
+  """
+
+  def scalars(self, gradients: Tensors, num_samples: tf.Tensor) -> dict[str, tf.Tensor]:
+    """float32 scalars from the aggregated gradients and the int64 number of samples in them."""
+
+  def apply(self, gradient: tf.Tensor, scalars: Tensors) -> tf.Tensor:
+    """Elementwise, at each place where the variable is updated."""
+
+
+class Copy:
+  """One copy of all variables: parameters, state, and the optimizer's slots.
+
+  Attributes:
+    places: variable name -> device, for parameters and state.
+    params, state: name -> variable.
+    slots: slot name -> parameter name -> variable, on the parameter's device.
+  """
+
+  def __init__(self, params: Tensors, state: Tensors, places: Mapping[str, str], scope: str = ''):
+    self.places = places
+    self._scope = scope
+    self.params = {name: self._variable(name, value, name) for name, value in params.items()}
+    self.state = {name: self._variable(name, value, name) for name, value in state.items()}
+    self.slots: dict[str, dict[str, tf.Variable]] = {}
+
+  def add_slots(self, fills: Mapping[str, float]) -> None:
+    for slot, fill in fills.items():
+      self.slots[slot] = {}
+      for name, param in self.params.items():
+        with tf.device(CPU):
+          value = tf.fill(param.shape, fill)
+        self.slots[slot][name] = self._variable(f'{slot}/{name}', value, name)
+
+  def items(self) -> Iterable[tuple[str, tf.Variable]]:
+    """(canonical name, variable), the names that checkpoints use."""
+    for name, variable in self.params.items():
+      yield f'params/{name}', variable
+    for name, variable in self.state.items():
+      yield f'state/{name}', variable
+    for slot, variables in self.slots.items():
+      for name, variable in variables.items():
+        yield f'slots/{slot}/{name}', variable
+
+  def _variable(self, name: str, value: tf.Tensor, placed_as: str) -> tf.Variable:
+    with tf.device(self.places[placed_as]):
+      return tf.Variable(value, name=self._scope + name)
+
+
+class VariableManager:
+  """Base of all managers; see the module's docstring and DESIGN's contract.
+
+  Life: `create` once; then, while a step's graph is built, `read(i)` for each tower and `update`
+  with all towers' results.
+
+  Attributes:
+    devices: one device string a tower.
+    home: where what exists once (counters, scalars, metrics) lives.
+    copies: the copies of the variables; `copy_of(tower)` is the one that a tower computes with.
+  """
+
+  def __init__(self, devices: Sequence[str]):
+    if not devices:
+      raise UsageError('a variable manager needs at least one device')
+    self.devices = tuple(devices)
+    self.home = CPU
+    self.copies: list[Copy] = []
+    # Keyed by graph: a manager may be built into several (the step, its staged twin, evaluation).
+    self._reads: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+  def create(self, params: Tensors, state: Tensors, optimizer: Optimizer | None = None) -> None:
+    """Places the copies. Without an optimizer (evaluation) there are no slots."""
+    if self.copies:
+      raise UsageError('this variable manager has its variables already: make one for each model')
+    self.copies = self._place(params, state)
+    for copy in self.copies:
+      copy.add_slots(optimizer.slots if optimizer else {})
+
+  def read(self, tower: int) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
+    """Parameters and state for one tower: read once where they live, then copied to its device."""
+    copy = self.copy_of(tower)
+    device = self.devices[tower]
+    params = {n: self._read(v, copy.places[n], device) for n, v in copy.params.items()}
+    state = {n: self._read(v, copy.places[n], device) for n, v in copy.state.items()}
+    return params, state
+
+  def update(
+    self,
+    towers: Sequence[TowerResult],
+    transform: Transform,
+    optimizer: Optimizer,
+    step: tf.Tensor,
+  ) -> list[tf.Operation]:
+    """Aggregates, transforms and applies; returns the state-changing ops."""
+    raise NotImplementedError
+
+  def copy_of(self, tower: int) -> Copy:
+    """The copy that a tower computes with."""
+    return self.copies[min(tower, len(self.copies) - 1)]
+
+  def snapshot(self) -> dict[str, tf.Tensor]:
+    """Canonical name -> value, the same for every manager. Graph-building outside eager mode."""
+    return {name: self._value(variable) for name, variable in self.copies[0].items()}
+
+  def restore(self, values: Tensors) -> list[tf.Operation]:
+    """Sets all copies from a snapshot of any manager. Graph-building outside eager mode."""
+    return [
+      self._assign(variable, values[name]) for copy in self.copies for name, variable in copy.items()
+    ]
+
+  @property
+  def variables(self) -> list[tf.Variable]:
+    """Every variable, for a session's initialisation."""
+    return [variable for copy in self.copies for _, variable in copy.items()]
+
+  # For the managers' own use.
+
+  def _place(self, params: Tensors, state: Tensors) -> list[Copy]:
+    """One copy a device, on that device."""
+    return [
+      Copy(params, state, dict.fromkeys([*params, *state], device), scope=f'replica_{i}/')
+      for i, device in enumerate(self.devices)
+    ]
+
+  def _read(self, variable: tf.Variable, place: str, device: str) -> tf.Tensor:
+    reads = self._reads.setdefault(tf.compat.v1.get_default_graph(), {})
+    if variable.ref() not in reads:
+      with tf.device(place):
+        # The raw op: `read_value` would add an identity to each of them.
+        value = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+        reads[variable.ref()] = (place, value)
+    value = reads[variable.ref()][1]
+    if place == device:
+      return value
+    with tf.device(device):
+      return tf.identity(value)
+
+  def _barriers(self) -> dict[str, tf.Operation]:
+    """Device -> an op that runs when everything read there has been read."""
+    reads: dict[str, list[tf.Tensor]] = {}
+    for place, value in self._reads.pop(tf.compat.v1.get_default_graph(), {}).values():
+      reads.setdefault(place, []).append(value)
+    barriers = {}
+    for place, values in reads.items():
+      with tf.device(place), tf.control_dependencies(values):
+        barriers[place] = tf.no_op()
+    return barriers
+
+  def _apply(
+    self,
+    copy: Copy,
+    gradients: Tensors,
+    state: Tensors,
+    transform: Transform,
+    optimizer: Optimizer,
+    scalars: Mapping[str, tuple[Tensors, Tensors]],
+    barriers: Mapping[str, tf.Operation],
+  ) -> list[tf.Operation]:
+    """Updates one copy. `scalars`: device -> the transform's and the optimizer's, lying there."""
+    updates = []
+    for name, variable in copy.params.items():
+      place = copy.places[name]
+      of_transform, of_optimizer = scalars[place]
+      slots = {slot: variables[name] for slot, variables in copy.slots.items()}
+      with tf.device(place):
+        gradient = transform.apply(gradients[name], of_transform)
+        with tf.control_dependencies([barriers[place]]):
+          updates.append(optimizer.apply(variable, slots, gradient, of_optimizer))
+    for name, variable in copy.state.items():
+      with tf.control_dependencies([barriers[copy.places[name]]]):
+        updates.append(self._assign(variable, state[name]))
+    return updates
+
+  def _scalars(
+    self,
+    gradients: Tensors,
+    num_samples: tf.Tensor,
+    transform: Transform,
+    optimizer: Optimizer,
+    step: tf.Tensor,
+    places: Iterable[str],
+  ) -> dict[str, tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]]:
+    """The transform's and the optimizer's scalars, computed at home and copied to each place."""
+    with tf.device(self.home):
+      computed = (transform.scalars(gradients, num_samples), optimizer.scalars(step))
+    copied = {}
+    for place in dict.fromkeys(places):
+      if place == self.home:
+        copied[place] = computed
+      else:
+        with tf.device(place):
+          copied[place] = tuple(
+            {name: tf.identity(value) for name, value in scalars.items()} for scalars in computed
+          )
+    return copied
+
+  def _num_samples(self, towers: Sequence[TowerResult]) -> tf.Tensor:
+    with tf.device(self.home):
+      return tf.add_n([tower.num_samples for tower in towers])
+
+  def _pack_state(self, towers: Sequence[TowerResult]) -> list[list[tf.Tensor]]:
+    """The floating state of each tower, packed on its device into one tensor, or into none."""
+    packed = []
+    for tower, device in zip(towers, self.devices, strict=True):
+      values = [value for value in tower.state.values() if value.dtype.is_floating]
+      with tf.device(device):
+        packed.append([packing.pack(values)] if values else [])
+    return packed
+
+  def _mean_state(
+    self, towers: Sequence[TowerResult], sums: Sequence[tf.Tensor], device: str
+  ) -> dict[str, tf.Tensor]:
+    """The state to store on `device`: the towers' mean, or of integers the first tower's.
+
+    Args:
+      towers: all towers' results.
+      sums: the sum over towers of what `_pack_state` gave, on `device`.
+      device: where to.
+    """
+    state = {}
+    floating = {n: v.shape for n, v in towers[0].state.items() if v.dtype.is_floating}
+    with tf.device(device):
+      if floating:
+        means = packing.unpack(sums[0] * (1.0 / len(towers)), list(floating.values()))
+        state = dict(zip(floating, means, strict=True))
+      for name, value in towers[0].state.items():
+        if name not in floating:
+          state[name] = tf.identity(value)
+    return state
+
+  def _value(self, variable: tf.Variable) -> tf.Tensor:
+    with tf.device(variable.device):
+      return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+
+  def _assign(self, variable: tf.Variable, value: tf.Tensor) -> tf.Operation:
+    with tf.device(variable.device):
+      return tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
