@@ -43,7 +43,5 @@ __all__ = [
 _CLASSES = {'EvalStep': 'hpm.step', 'Metrics': 'hpm.step', 'TrainStep': 'hpm.step'}
 __getattr__ = registry.lazy(
   __name__,
-  {
-    name: f'{_CLASSES[name]}:{name}' if name in _CLASSES else f'hpm.{name}' for name in __all__
-  },
+  {name: f'{_CLASSES[name]}:{name}' if name in _CLASSES else f'hpm.{name}' for name in __all__},
 )

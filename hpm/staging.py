@@ -57,7 +57,7 @@ class StagedLoop:
       finished += 1
       yield result
 
-  def _functions(self, dataset: tf.data.Dataset):
+  def _functions(self, dataset: tf.data.Dataset) -> tuple[Any, Any]:
     spec = dataset.element_spec
     if not isinstance(spec, tuple) or not all(isinstance(s, tf.TensorSpec) for s in spec):
       raise UsageError(f'a data set of tuples of tensors is needed, not of {spec}')
@@ -82,7 +82,9 @@ class StagedLoop:
       self._compiled[key] = (prime, step)
     return self._compiled[key]
 
-  def _fetch(self, iterator, spec, endless: bool):
+  def _fetch(
+    self, iterator: Any, spec: Sequence[tf.TensorSpec], endless: bool
+  ) -> tuple[list[Batch], tf.Tensor]:
     """One batch a device, copied there, and whether the first of them exists."""
     batches, more = [], []
     for device in self._devices:

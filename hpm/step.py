@@ -164,20 +164,25 @@ class TrainStep:
       with tf.control_dependencies([op for op in updates if op is not None]):
         return Metrics(tf.identity(next_step), tf.identity(loss), tf.identity(num_samples))
 
-  def snapshot(self) -> dict[str, tf.Tensor]:
-    """Canonical name -> value of everything that a resumed run needs (see `hpm.checkpoint`).
+  def named_variables(self) -> dict[str, tf.Variable]:
+    """Canonical name -> variable of everything that a resumed run needs (see `hpm.checkpoint`).
 
-    'samples' is the number of samples in finished steps, never the iterator's prefetched position.
+    'samples' counts the samples of finished steps, never the iterator's prefetched position.
     """
+    counters = {'step': self._step, 'samples': self._samples}
+    return {**counters, **self.manager.named_variables()}
+
+  def snapshot(self) -> dict[str, tf.Tensor]:
+    """Canonical name -> value. Graph-building outside eager mode."""
     with tf.device(self.manager.home):
-      counters = {
-        'step': tf.identity(self._step.read_value()),
-        'samples': tf.identity(self._samples.read_value()),
-      }
+      counters = {'step': self._step.read_value(), 'samples': self._samples.read_value()}
     return {**counters, **self.manager.snapshot()}
 
   def restore(self, values: Mapping[str, tf.Tensor]) -> list[tf.Operation]:
-    """Sets everything from a snapshot, of any manager and any number of devices."""
+    """Sets everything from a snapshot of any manager and number of devices.
+
+    Graph-building outside eager mode.
+    """
     with tf.device(self.manager.home):
       counters = [
         tf.raw_ops.AssignVariableOp(resource=variable.handle, value=values[name])

@@ -1,5 +1,7 @@
 """AlexNet in its one-tower form."""
 
+from typing import Any
+
 import tensorflow as tf
 
 from hpm.models.builder import Builder, Model, he_normal
@@ -17,9 +19,9 @@ _CONVOLUTIONS = (
 
 
 def alexnet(
-  num_classes: int = 1000, image_size: int = 224, dropout: float = 0.5, **options
+  num_classes: int = 1000, image_size: int = 224, dropout: float = 0.5, **options: Any
 ) -> Model:
-  """Five convolutions, three dense layers (Krizhevsky 2014, arXiv:1404.5997); 61,100,840 parameters.
+  """Five convolutions, three dense layers (Krizhevsky 2014, arXiv:1404.5997); 61,100,840 values.
 
   Args:
     num_classes: width of the logits.

@@ -136,9 +136,7 @@ class Builder:
     with self.scope(name):
       shape = (size, size, x.shape[self.channel_axis], filters)
       kernel = self._cast(self.param('kernel', shape, initializer or he_normal('out')))
-      x = tf.nn.conv2d(
-        x, kernel, strides, self._explicit(padding), data_format=self.data_format
-      )
+      x = tf.nn.conv2d(x, kernel, strides, self._explicit(padding), data_format=self.data_format)
       if use_bias:
         bias = self._cast(self.param('bias', (filters,), zeros))
         x = tf.nn.bias_add(x, bias, data_format=self.data_format)
@@ -173,8 +171,16 @@ class Builder:
       mean = self.state('moving_mean', shape, zeros)
       variance = self.state('moving_variance', shape, ones)
       if self.training and self._cross_replica is not None:
-        y, mean, variance = self._cross_replica_batch_norm(
-          x, scale, offset, mean, variance, momentum, epsilon
+        y, mean, variance = _cross_replica_batch_norm(
+          x,
+          scale,
+          offset,
+          mean,
+          variance,
+          momentum,
+          epsilon,
+          self._cross_replica,
+          self.channel_axis,
         )
       else:
         # With a factor below one the op itself moves the averages: no further op a layer.
@@ -198,9 +204,7 @@ class Builder:
     self, x: tf.Tensor, size: int, strides: int, padding: Padding = 'VALID'
   ) -> tf.Tensor:
     """Square maximum pooling. `padding`: 'SAME', 'VALID', or pixels on every side."""
-    return tf.nn.max_pool2d(
-      x, size, strides, self._explicit(padding), data_format=self.data_format
-    )
+    return tf.nn.max_pool2d(x, size, strides, self._explicit(padding), data_format=self.data_format)
 
   def global_average_pool(self, x: tf.Tensor) -> tf.Tensor:
     """Rank 4 -> [b, channels]."""
@@ -221,34 +225,6 @@ class Builder:
     salt = zlib.crc32(self._name(name).encode()) & 0x7FFFFFFF
     return tf.nn.experimental.stateless_dropout(x, rate, self._rng ^ tf.constant([salt, 0]))
 
-  def _cross_replica_batch_norm(self, x, scale, offset, mean, variance, momentum, epsilon):
-    axes = [axis for axis in range(4) if axis != self.channel_axis]
-    x32 = tf.cast(x, tf.float32)
-    count = tf.cast(tf.size(x) // x.shape[self.channel_axis], tf.float32)
-    sums = tf.stack([tf.reduce_sum(x32, axes), tf.reduce_sum(tf.square(x32), axes)])
-    sums = tf.concat([sums, tf.fill([1, sums.shape[1]], count)], 0)
-    total, total_square, total_count = tf.unstack(self._cross_replica(sums))
-    batch_mean = total / total_count
-    batch_variance = total_square / total_count - tf.square(batch_mean)
-    y = tf.nn.batch_normalization(
-      x32,
-      self._per_channel(batch_mean),
-      self._per_channel(batch_variance),
-      self._per_channel(offset),
-      self._per_channel(scale),
-      epsilon,
-    )
-    unbiased = batch_variance * total_count / tf.maximum(total_count - 1.0, 1.0)
-    move = 1.0 - momentum
-    return (
-      tf.cast(y, x.dtype),
-      mean + move * (tf.stop_gradient(batch_mean) - mean),
-      variance + move * (tf.stop_gradient(unbiased) - variance),
-    )
-
-  def _per_channel(self, vector: tf.Tensor) -> tf.Tensor:
-    return vector if self.data_format == 'NHWC' else tf.reshape(vector, [-1, 1, 1])
-
   def _cast(self, value: tf.Tensor) -> tf.Tensor:
     return tf.cast(value, self.dtype)
 
@@ -262,6 +238,47 @@ class Builder:
 
   def _name(self, name: str) -> str:
     return '/'.join([*self._scope, name])
+
+
+def _cross_replica_batch_norm(
+  x: tf.Tensor,
+  scale: tf.Tensor,
+  offset: tf.Tensor,
+  mean: tf.Tensor,
+  variance: tf.Tensor,
+  momentum: float,
+  epsilon: float,
+  cross_replica: CrossReplica,
+  channel_axis: int,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+  """Batch norm by the statistics of all replicas' samples, which cross as one [3, C] tensor."""
+
+  def per_channel(vector: tf.Tensor) -> tf.Tensor:
+    return vector if channel_axis == 3 else tf.reshape(vector, [-1, 1, 1])
+
+  axes = [axis for axis in range(4) if axis != channel_axis]
+  x32 = tf.cast(x, tf.float32)
+  count = tf.cast(tf.size(x) // x.shape[channel_axis], tf.float32)
+  counts = tf.fill([x.shape[channel_axis]], count)
+  sums = tf.stack([tf.reduce_sum(x32, axes), tf.reduce_sum(tf.square(x32), axes), counts])
+  total, total_square, total_count = tf.unstack(cross_replica(sums))
+  batch_mean = total / total_count
+  batch_variance = total_square / total_count - tf.square(batch_mean)
+  y = tf.nn.batch_normalization(
+    x32,
+    per_channel(batch_mean),
+    per_channel(batch_variance),
+    per_channel(offset),
+    per_channel(scale),
+    epsilon,
+  )
+  unbiased = batch_variance * total_count / tf.maximum(total_count - 1.0, 1.0)
+  move = 1.0 - momentum
+  return (
+    tf.cast(y, x.dtype),
+    mean + move * (tf.stop_gradient(batch_mean) - mean),
+    variance + move * (tf.stop_gradient(unbiased) - variance),
+  )
 
 
 Network = Callable[[Builder, tf.Tensor], tf.Tensor]
@@ -325,14 +342,15 @@ class Model:
 
   def init(self, seed: int = 0) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
     """Initial parameters and state, float32, computed on the CPU from (seed, hash of the name)."""
+
+    def values(specs: Mapping[str, Spec]) -> dict[str, tf.Tensor]:
+      return {
+        name: spec.initializer(spec.shape, [seed, zlib.crc32(name.encode()) & 0x7FFFFFFF])
+        for name, spec in specs.items()
+      }
+
     with tf.device('/CPU:0'):
-      return tuple(
-        {
-          name: spec.initializer(spec.shape, [seed, zlib.crc32(name.encode()) & 0x7FFFFFFF])
-          for name, spec in specs.items()
-        }
-        for specs in self._specs
-      )
+      return values(self.param_specs), values(self.state_specs)
 
   def apply(
     self,

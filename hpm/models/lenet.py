@@ -1,5 +1,7 @@
 """LeNet-5's descendant with ReLU and max pooling, as tf_cnn_benchmarks builds it."""
 
+from typing import Any
+
 import tensorflow as tf
 
 from hpm.models.builder import Builder, Model
@@ -7,7 +9,9 @@ from hpm.models.builder import Builder, Model
 __all__ = ['lenet']
 
 
-def lenet(num_classes: int = 1000, image_size: int = 28, channels: int = 3, **options) -> Model:
+def lenet(
+  num_classes: int = 1000, image_size: int = 28, channels: int = 3, **options: Any
+) -> Model:
   """Two 5x5 convolutions with pooling, two dense layers (after LeCun et al. 1998)."""
 
   def network(b: Builder, images: tf.Tensor) -> tf.Tensor:

@@ -1,5 +1,7 @@
 """Residual networks with bottleneck blocks (He et al. 2015, arXiv:1512.03385, table 1)."""
 
+from typing import Any
+
 import tensorflow as tf
 
 from hpm.models.builder import Builder, Model, normal
@@ -28,7 +30,7 @@ def resnet(
   stride_on_3x3: bool,
   num_classes: int = 1000,
   image_size: int = 224,
-  **options,
+  **options: Any,
 ) -> Model:
   """A stem, four stages of bottleneck blocks, global average pooling, one dense layer."""
 
@@ -51,11 +53,11 @@ def resnet(
   )
 
 
-def resnet50(**options) -> Model:
+def resnet50(**options: Any) -> Model:
   """ResNet-50 with the stride on a block's first 1x1 convolution; 25,557,032 parameters."""
   return resnet('resnet50', (3, 4, 6, 3), stride_on_3x3=False, **options)
 
 
-def resnet50_v1_5(**options) -> Model:
+def resnet50_v1_5(**options: Any) -> Model:
   """ResNet-50 with the stride on the 3x3 convolution (fb.resnet.torch, NVIDIA's v1.5)."""
   return resnet('resnet50_v1.5', (3, 4, 6, 3), stride_on_3x3=True, **options)

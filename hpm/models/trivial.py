@@ -1,5 +1,7 @@
 """The smallest model that takes ImageNet's images: what is left is input and overhead."""
 
+from typing import Any
+
 import tensorflow as tf
 
 from hpm.models.builder import Builder, Model
@@ -7,7 +9,7 @@ from hpm.models.builder import Builder, Model
 __all__ = ['trivial']
 
 
-def trivial(num_classes: int = 1000, image_size: int = 224, **options) -> Model:
+def trivial(num_classes: int = 1000, image_size: int = 224, **options: Any) -> Model:
   """Two dense layers of 1 and 4096 units, as tf_cnn_benchmarks' model of this name."""
 
   def network(b: Builder, images: tf.Tensor) -> tf.Tensor:

@@ -24,9 +24,7 @@ __getattr__ = registry.lazy(
 )
 
 
-def create(
-  name: str, learning_rate: 'float | Callable[..., Any]', **options: Any
-) -> 'Optimizer':
+def create(name: str, learning_rate: 'float | Callable[..., Any]', **options: Any) -> 'Optimizer':
   """The rule called sgd, momentum, nesterov, rmsprop or adam.
 
   Args:

@@ -7,7 +7,7 @@ variable and knows no device.
 
 from collections.abc import Callable, Mapping
 import dataclasses
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import tensorflow as tf
 
@@ -45,7 +45,7 @@ class SGD:
   """w -= lr * g"""
 
   learning_rate: float | Schedule
-  slots = {}
+  slots: ClassVar[Mapping[str, float]] = {}
 
   def scalars(self, step):
     return {'learning_rate': learning_rate_at(self.learning_rate, step)}
@@ -67,7 +67,7 @@ class Momentum:
   learning_rate: float | Schedule
   momentum: float = 0.9
   nesterov: bool = False
-  slots = {'momentum': 0.0}
+  slots: ClassVar[Mapping[str, float]] = {'momentum': 0.0}
 
   def scalars(self, step):
     return {
@@ -98,7 +98,7 @@ class RMSProp:
   decay: float = 0.9
   momentum: float = 0.9
   epsilon: float = 1.0
-  slots = {'rms': 1.0, 'momentum': 0.0}
+  slots: ClassVar[Mapping[str, float]] = {'rms': 1.0, 'momentum': 0.0}
 
   def scalars(self, step):
     return {
@@ -129,7 +129,7 @@ class Adam:
   beta1: float = 0.9
   beta2: float = 0.999
   epsilon: float = 1e-8
-  slots = {'m': 0.0, 'v': 0.0}
+  slots: ClassVar[Mapping[str, float]] = {'m': 0.0, 'v': 0.0}
 
   def scalars(self, step):
     exponent = tf.cast(step, tf.float32) + 1.0

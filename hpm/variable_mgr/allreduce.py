@@ -10,7 +10,7 @@ that forms each part in one place.
 
 from collections.abc import Sequence
 import itertools
-from typing import Protocol
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -125,8 +125,8 @@ class Collective:
         return tf.Variable(value, name='collective_token')
 
 
-def nccl(devices: Sequence[str], **options) -> Collective:
-  """`Collective` held to NCCL; refused where a device is no GPU, since nothing else would be NCCL."""
+def nccl(devices: Sequence[str], **options: Any) -> Collective:
+  """`Collective` held to NCCL; refused where a device is no GPU: nothing else would be NCCL."""
   if not all('GPU' in device.upper() for device in devices):
     raise UsageError(
       f"all-reduce 'nccl' needs GPUs, but the devices are {', '.join(devices)}: "

@@ -144,14 +144,20 @@ class VariableManager:
     """The copy that a tower computes with."""
     return self.copies[min(tower, len(self.copies) - 1)]
 
+  def named_variables(self) -> dict[str, tf.Variable]:
+    """What a snapshot holds: canonical name -> the variable that stands for all its copies."""
+    return dict(self.copies[0].items())
+
   def snapshot(self) -> dict[str, tf.Tensor]:
     """Canonical name -> value, the same for every manager. Graph-building outside eager mode."""
-    return {name: self._value(variable) for name, variable in self.copies[0].items()}
+    return {name: self._value(variable) for name, variable in self.named_variables().items()}
 
   def restore(self, values: Tensors) -> list[tf.Operation]:
     """Sets all copies from a snapshot of any manager. Graph-building outside eager mode."""
     return [
-      self._assign(variable, values[name]) for copy in self.copies for name, variable in copy.items()
+      self._assign(variable, values[name])
+      for copy in self.copies
+      for name, variable in copy.items()
     ]
 
   @property
@@ -235,9 +241,8 @@ class VariableManager:
         copied[place] = computed
       else:
         with tf.device(place):
-          copied[place] = tuple(
-            {name: tf.identity(value) for name, value in scalars.items()} for scalars in computed
-          )
+          of_transform, of_optimizer = computed
+          copied[place] = (_copied(of_transform), _copied(of_optimizer))
     return copied
 
   def _num_samples(self, towers: Sequence[TowerResult]) -> tf.Tensor:
@@ -281,3 +286,7 @@ class VariableManager:
   def _assign(self, variable: tf.Variable, value: tf.Tensor) -> tf.Operation:
     with tf.device(variable.device):
       return tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
+
+
+def _copied(scalars: Tensors) -> dict[str, tf.Tensor]:
+  return {name: tf.identity(value) for name, value in scalars.items()}

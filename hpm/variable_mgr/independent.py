@@ -24,11 +24,11 @@ class Independent(VariableManager):
       )
     return updates
 
-  def snapshot(self):
-    values = super().snapshot()
+  def named_variables(self):
+    named = super().named_variables()
     for i, copy in enumerate(self.copies[1:], 1):
-      values |= {f'replica/{i}/{name}': self._value(v) for name, v in copy.items()}
-    return values
+      named |= {f'replica/{i}/{name}': variable for name, variable in copy.items()}
+    return named
 
   def restore(self, values):
     return [

@@ -44,7 +44,8 @@ class ParameterServer(VariableManager):
   def _place(self, params, state):
     values = {**params, **state}
     if self._spread:
-      places = balance({n: math.prod(v.shape) * v.dtype.size for n, v in values.items()}, self.devices)
+      sizes = {n: math.prod(v.shape) * v.dtype.size for n, v in values.items()}
+      places = balance(sizes, self.devices)
     else:
       places = dict.fromkeys(values, CPU)
     return [Copy(params, state, places)]

@@ -1,0 +1,166 @@
+"""Canonical checkpoints: saved in any mode, on any number of devices, restored in any other.
+
+A checkpoint is a directory `ckpt-<step>` that appears whole or not at all:
+
+  values.index, values.data-...   TensorFlow's own format, readable by `tf.train.load_checkpoint`
+  meta.json                       the model, the mode and the number of devices that wrote it
+
+Names of the values: `step` and `samples` (int64; samples of finished steps), `params/<name>`,
+`state/<name>`, `slots/<slot>/<name>`; from `independent` also `replica/<i>/...`, which other modes
+drop, and say so.
+"""
+
+from collections.abc import Iterable, Mapping
+import json
+import os
+import re
+import tempfile
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hpm.errors import DataError, UsageError
+from hpm.step import TrainStep
+
+__all__ = ['latest', 'read', 'restore', 'save', 'write']
+
+SCHEMA_VERSION = 1
+_PREFIX = 'values'
+
+
+def save(directory: str, train_step: TrainStep) -> str:
+  """Writes the step's snapshot into `directory` and returns the checkpoint's path (eager mode)."""
+  meta = {
+    'model': train_step.model.name,
+    'variable_update': type(train_step.manager).__name__,
+    'num_devices': len(train_step.manager.devices),
+  }
+  return write(directory, train_step.snapshot(), meta)
+
+
+def restore(path: str, train_step: TrainStep) -> list[str]:
+  """Restores a step from a checkpoint of any mode (eager mode).
+
+  Returns:
+    Notices: a sentence for whatever the checkpoint holds and this mode drops, or lacks.
+
+  Raises:
+    UsageError: the checkpoint is another model's, or its shapes or slots do not fit.
+    DataError: it can't be read.
+  """
+  values, meta = read(path)
+  if meta['model'] != train_step.model.name:
+    raise UsageError(
+      f'{path} holds the model {meta["model"]}, not {train_step.model.name}: '
+      'choose that model, or another directory'
+    )
+  named = train_step.named_variables()
+  fitting, notices = _match({n: v.shape for n, v in named.items()}, values, path)
+  train_step.restore({name: tf.constant(value) for name, value in fitting.items()})
+  return notices
+
+
+def latest(directory: str) -> str | None:
+  """The checkpoint of the highest step in `directory`; None if there is none."""
+  if not os.path.isdir(directory):
+    return None
+  steps = [int(m[1]) for m in (re.fullmatch(r'ckpt-(\d+)', n) for n in os.listdir(directory)) if m]
+  return os.path.join(directory, f'ckpt-{max(steps)}') if steps else None
+
+
+def write(directory: str, values: Mapping[str, Any], meta: Mapping[str, Any]) -> str:
+  """Writes values (arrays or tensors, `step` among them) and JSON facts as one checkpoint."""
+  path = os.path.join(directory, f'ckpt-{int(values["step"])}')
+  os.makedirs(directory, exist_ok=True)
+  # Written beside its place and renamed: whoever lists the directory sees whole checkpoints only.
+  with tempfile.TemporaryDirectory(prefix='.writing-', dir=directory) as scratch:
+    whole = os.path.join(scratch, 'whole')
+    os.mkdir(whole)
+    names = sorted(values)
+    with tf.device('/CPU:0'):
+      tf.raw_ops.SaveV2(
+        prefix=os.path.join(whole, _PREFIX),
+        tensor_names=names,
+        shape_and_slices=[''] * len(names),
+        tensors=[tf.identity(values[name]) for name in names],
+      )
+    with open(os.path.join(whole, 'meta.json'), 'w') as file:
+      json.dump({'schema_version': SCHEMA_VERSION, **meta}, file, indent=2)
+    for name in os.listdir(whole):
+      _sync(os.path.join(whole, name))
+    if os.path.exists(path):  # the same step once more: the newer one holds
+      os.rename(path, os.path.join(scratch, 'replaced'))
+    os.rename(whole, path)
+  _sync(directory)
+  return path
+
+
+def read(path: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+  """The values and the facts of a checkpoint.
+
+  Raises:
+    DataError: there is no checkpoint, or it is damaged or of a newer schema.
+  """
+  try:
+    with open(os.path.join(path, 'meta.json')) as file:
+      meta = json.load(file)
+    reader = tf.train.load_checkpoint(os.path.join(path, _PREFIX))
+    values = {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+  except (OSError, ValueError, tf.errors.OpError) as error:
+    reason = str(error).splitlines()[0]
+    raise DataError(f'{path} is no readable checkpoint ({reason}): choose another') from error
+  if meta.get('schema_version') != SCHEMA_VERSION:
+    raise DataError(
+      f'{path} has checkpoint schema {meta.get("schema_version")}, this hpm reads '
+      f'{SCHEMA_VERSION}: use the version that wrote it'
+    )
+  return values, meta
+
+
+def _match(
+  shapes: Mapping[str, tf.TensorShape], values: Mapping[str, np.ndarray], path: str
+) -> tuple[dict[str, np.ndarray], list[str]]:
+  """The values that fit, and notices for what is dropped or lacks."""
+  lacking = [name for name in shapes if name not in values]
+  required = [name for name in lacking if not name.startswith('replica/')]
+  if required:
+    raise UsageError(
+      f'{path} lacks {_listed(required)}: it was written with another model or optimizer'
+    )
+  fitting = {name: values[name] for name in shapes if name in values}
+  for name, value in fitting.items():
+    if shapes[name] != value.shape:
+      raise UsageError(
+        f'{path}: {name} has shape {list(value.shape)}, this model needs {list(shapes[name])}: '
+        'use the options (number of classes, image size) that wrote it'
+      )
+  notices = []
+  if lacking:
+    notices.append(f'{_replicas(lacking)} not in the checkpoint: started from replica 0')
+  dropped = [name for name in values if name not in shapes]
+  replicas = [name for name in dropped if name.startswith('replica/')]
+  if replicas:
+    notices.append(f'{_replicas(replicas)} of the checkpoint dropped: replica 0 goes on')
+  others = [name for name in dropped if not name.startswith('replica/')]
+  if others:
+    notices.append(f'{_listed(others)} of the checkpoint dropped: nothing here uses it')
+  return fitting, notices
+
+
+def _replicas(names: Iterable[str]) -> str:
+  indices = sorted({int(name.split('/')[1]) for name in names})
+  return f'replica {", ".join(map(str, indices))}'
+
+
+def _listed(names: Iterable[str]) -> str:
+  groups = sorted({'/'.join(name.split('/')[:2]) for name in names})
+  return ', '.join(groups[:3]) + (f' and {len(groups) - 3} more' if len(groups) > 3 else '')
+
+
+def _sync(path: str) -> None:
+  descriptor = os.open(path, os.O_RDONLY)
+  try:
+    os.fsync(descriptor)
+  finally:
+    os.close(descriptor)
