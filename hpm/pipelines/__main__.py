@@ -14,7 +14,7 @@ from hpm import errors
 
 # name -> (module, what it does)
 COMMANDS = {
-    'sample': ('hpm.pipelines.sample', 'write a small data set of real photographs'),
+  'sample': ('hpm.pipelines.sample', 'write a small data set of real photographs'),
 }
 
 
@@ -22,8 +22,10 @@ def main(argv: list[str]) -> int:
   """Runs one command and returns the exit code."""
   program = 'python -m hpm.pipelines'
   parser = argparse.ArgumentParser(
-      prog=program, description='Tools around the data of the input pipelines.',
-      epilog='commands: ' + '; '.join(f'{name}: {text}' for name, (_, text) in COMMANDS.items()))
+    prog=program,
+    description='Tools around the data of the input pipelines.',
+    epilog='commands: ' + '; '.join(f'{name}: {text}' for name, (_, text) in COMMANDS.items()),
+  )
   parser.add_argument('command', metavar='COMMAND', help=', '.join(COMMANDS))
   # Only the chosen command's module is imported, so that --help answers at once.
   args, _ = parser.parse_known_args(argv[:1])
@@ -32,8 +34,10 @@ def main(argv: list[str]) -> int:
       raise errors.unknown('command', args.command, COMMANDS)
     module = importlib.import_module(COMMANDS[args.command][0])
     command = argparse.ArgumentParser(
-        prog=f'{program} {args.command}', description=module.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
+      prog=f'{program} {args.command}',
+      description=module.__doc__,
+      formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     module.add_arguments(command)
     print(module.run(command.parse_args(argv[1:])))
   except errors.UsageError as error:

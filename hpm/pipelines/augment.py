@@ -7,8 +7,16 @@ a stateless op, so that a sample's crop and flip depend on its seed alone.
 import tensorflow as tf
 
 __all__ = [
-    'central_window', 'decode', 'decode_window', 'flip', 'is_jpeg', 'jpeg_shape', 'random_window',
-    'resize', 'resize_central_crop']
+  'central_window',
+  'decode',
+  'decode_window',
+  'flip',
+  'is_jpeg',
+  'jpeg_shape',
+  'random_window',
+  'resize',
+  'resize_central_crop',
+]
 
 
 def is_jpeg(encoded: tf.Tensor) -> tf.Tensor:
@@ -27,6 +35,7 @@ def decode(encoded: tf.Tensor) -> tf.Tensor:
   TensorFlow's default DCT is a faster one, 0.8 grey levels darker than PIL's and up to 18 off;
   this one equals PIL bit for bit. EXIF rotation is ignored, as it is in every ImageNet recipe.
   """
+
   def jpeg() -> tf.Tensor:
     return tf.image.decode_jpeg(encoded, channels=3, dct_method='INTEGER_ACCURATE')
 
@@ -50,9 +59,15 @@ def random_window(shape: tf.Tensor, seed: tf.Tensor, boxes: tf.Tensor | None = N
   if boxes is None:
     boxes = tf.constant([[0.0, 0.0, 1.0, 1.0]])
   begin, size, _ = tf.raw_ops.StatelessSampleDistortedBoundingBox(
-      image_size=shape, bounding_boxes=boxes[tf.newaxis], min_object_covered=0.1, seed=seed,
-      aspect_ratio_range=[3 / 4, 4 / 3], area_range=[0.08, 1.0], max_attempts=100,
-      use_image_if_no_bounding_boxes=True)
+    image_size=shape,
+    bounding_boxes=boxes[tf.newaxis],
+    min_object_covered=0.1,
+    seed=seed,
+    aspect_ratio_range=[3 / 4, 4 / 3],
+    area_range=[0.08, 1.0],
+    max_attempts=100,
+    use_image_if_no_bounding_boxes=True,
+  )
   return tf.concat([begin[:2], size[:2]], 0)
 
 
@@ -71,14 +86,16 @@ def decode_window(encoded: tf.Tensor, shape: tf.Tensor, window: tf.Tensor) -> tf
   first = tf.maximum(begin - 1, 0)
   last = tf.minimum(begin + size + 1, shape[:2])
   grown = tf.image.decode_and_crop_jpeg(
-      encoded, tf.concat([first, last - first], 0), channels=3, dct_method='INTEGER_ACCURATE')
+    encoded, tf.concat([first, last - first], 0), channels=3, dct_method='INTEGER_ACCURATE'
+  )
   return tf.slice(grown, tf.concat([begin - first, [0]], 0), tf.concat([size, [3]], 0))
 
 
 def resize(image: tf.Tensor, size: int) -> tf.Tensor:
   """Bilinear to uint8 [size, size, 3] from uint8 [h, w, 3], rounded to the nearest level."""
   resized = tf.raw_ops.ResizeBilinear(
-      images=image[tf.newaxis], size=[size, size], half_pixel_centers=True)
+    images=image[tf.newaxis], size=[size, size], half_pixel_centers=True
+  )
   return tf.cast(resized[0] + 0.5, tf.uint8)
 
 
@@ -113,8 +130,12 @@ def resize_central_crop(image: tf.Tensor, size: int) -> tf.Tensor:
   shape = tf.shape(image)
   resized, offset = central_window(shape, size)
   scaled = tf.raw_ops.ScaleAndTranslate(
-      images=image[tf.newaxis], size=[size, size],
-      scale=tf.cast(resized, tf.float32) / tf.cast(shape[:2], tf.float32),
-      translation=-tf.cast(offset, tf.float32), kernel_type='triangle', antialias=True)
+    images=image[tf.newaxis],
+    size=[size, size],
+    scale=tf.cast(resized, tf.float32) / tf.cast(shape[:2], tf.float32),
+    translation=-tf.cast(offset, tf.float32),
+    kernel_type='triangle',
+    antialias=True,
+  )
   # The weights' float32 sums may pass 255 by a hair, and a cast would wrap it.
   return tf.cast(tf.clip_by_value(scaled[0] + 0.5, 0.0, 255.0), tf.uint8)

@@ -3,6 +3,7 @@
 import abc
 from collections.abc import Mapping
 import operator
+import os
 from typing import TYPE_CHECKING
 
 from hpm.errors import DataError, UsageError
@@ -27,11 +28,14 @@ class Pipeline(abc.ABC):
 
   def __init__(self, *, batch_size: int, image_size: int, num_classes: int):
     self.batch_size = positive(
-        'batch_size', batch_size,
-        'give the samples per device (0 meant the default of the model in tf_cnn_benchmarks)')
+      'batch_size',
+      batch_size,
+      'give the samples per device (0 meant the default of the model in tf_cnn_benchmarks)',
+    )
     self.image_size = positive('image_size', image_size, 'give height and width in pixels')
     self.num_classes = positive(
-        'num_classes', num_classes, 'give the number of outputs of the model')
+      'num_classes', num_classes, 'give the number of outputs of the model'
+    )
 
   @property
   @abc.abstractmethod
@@ -73,6 +77,14 @@ class Pipeline(abc.ABC):
     """
     del num_samples
     return DataError(f'the input pipeline failed: {first_line(error)}')
+
+
+def num_cores() -> int:
+  """Cores that this process may use."""
+  try:
+    return len(os.sched_getaffinity(0))
+  except AttributeError:  # not on macOS
+    return os.cpu_count() or 1
 
 
 def positive(name: str, value: object, fix: str) -> int:

@@ -15,8 +15,13 @@ __all__ = ['Normalize']
 class Normalize(keras.layers.Layer):
   """uint8 [B, H, W, C] to the layer's compute type, in NHWC or NCHW; see `normalize`."""
 
-  def __init__(self, data_format: str = 'NHWC', mean: float | Sequence[float] = 127.5,
-               std: float | Sequence[float] = 127.5, **kwargs: Any):
+  def __init__(
+    self,
+    data_format: str = 'NHWC',
+    mean: float | Sequence[float] = 127.5,
+    std: float | Sequence[float] = 127.5,
+    **kwargs: Any,
+  ):
     super().__init__(**kwargs)
     self.data_format, self.mean, self.std = data_format, mean, std
 
@@ -34,4 +39,7 @@ class Normalize(keras.layers.Layer):
 
   def get_config(self) -> dict[str, Any]:
     return super().get_config() | {
-        'data_format': self.data_format, 'mean': self.mean, 'std': self.std}
+      'data_format': self.data_format,
+      'mean': self.mean,
+      'std': self.std,
+    }

@@ -15,9 +15,13 @@ from hpm.errors import UsageError
 __all__ = ['normalize']
 
 
-def normalize(images: tf.Tensor, dtype: 'str | tf.DType' = 'float32', data_format: str = 'NHWC',
-              mean: float | Sequence[float] = 127.5,
-              std: float | Sequence[float] = 127.5) -> tf.Tensor:
+def normalize(
+  images: tf.Tensor,
+  dtype: 'str | tf.DType' = 'float32',
+  data_format: str = 'NHWC',
+  mean: float | Sequence[float] = 127.5,
+  std: float | Sequence[float] = 127.5,
+) -> tf.Tensor:
   """(images - mean) / std, in the type and layout of the network.
 
   Four ops at most, for tf.function and tf.Graph alike; they stand on whatever device the caller

@@ -18,13 +18,24 @@ import numpy as np
 from hpm.errors import DataError
 
 __all__ = [
-    'ENCODED', 'FILENAME', 'LABEL', 'count_records', 'crc32c', 'encode_example', 'read_record',
-    'record_offsets', 'shard_files', 'write_record']
+  'BBOX',
+  'ENCODED',
+  'FILENAME',
+  'LABEL',
+  'count_records',
+  'crc32c',
+  'encode_example',
+  'read_record',
+  'record_offsets',
+  'shard_files',
+  'write_record',
+]
 
 # The features of ImageNet's records that the pipelines read.
 ENCODED = 'image/encoded'
 LABEL = 'image/class/label'
 FILENAME = 'image/filename'
+BBOX = tuple(f'image/object/bbox/{side}' for side in ('ymin', 'xmin', 'ymax', 'xmax'))
 
 _HEADER_BYTES = 12
 _FOOTER_BYTES = 4
@@ -40,11 +51,14 @@ def shard_files(data_dir: str, split: str) -> list[str]:
   try:
     names = sorted(os.listdir(data_dir))
   except FileNotFoundError:
-    raise DataError(f'data_dir {data_dir!r} does not exist: give the directory that holds the '
-                    f'{split}-*-of-* files') from None
+    raise DataError(
+      f'data_dir {data_dir!r} does not exist: give the directory that holds the '
+      f'{split}-*-of-* files'
+    ) from None
   except NotADirectoryError:
-    raise DataError(f'data_dir {data_dir!r} is a file: give the directory that holds the '
-                    f'{split}-*-of-* files') from None
+    raise DataError(
+      f'data_dir {data_dir!r} is a file: give the directory that holds the {split}-*-of-* files'
+    ) from None
   except OSError as error:
     raise DataError(f'data_dir {data_dir!r} cannot be read: {error.strerror}') from None
   shards: dict[int, str] = {}
@@ -54,24 +68,29 @@ def shard_files(data_dir: str, split: str) -> list[str]:
     if match and match[1] == split:
       index = int(match[2])
       if index in shards:
-        raise DataError(f'{data_dir} holds shard {index} twice, {shards[index]} and {name}: '
-                        'move one set of shards elsewhere')
+        raise DataError(
+          f'{data_dir} holds shard {index} twice, {shards[index]} and {name}: '
+          'move one set of shards elsewhere'
+        )
       shards[index] = name
       totals[int(match[3])] = name
   pattern = os.path.join(data_dir, f'{split}-*-of-*')
   if not shards:
     raise DataError(f'no files match {pattern}: {_contents(names)}')
   if len(totals) > 1:
-    raise DataError(f'files of several sets of shards match {pattern}, such as '
-                    f'{" and ".join(list(totals.values())[:2])}: keep one set a directory')
+    raise DataError(
+      f'files of several sets of shards match {pattern}, such as '
+      f'{" and ".join(list(totals.values())[:2])}: keep one set a directory'
+    )
   (total,) = totals
   width = len(_SHARD.match(shards[min(shards)])[2])  # type: ignore[index]
-  missing = [f'{split}-{i:0{width}d}-of-{total:0{width}d}' for i in range(total)
-             if i not in shards]
+  missing = [f'{split}-{i:0{width}d}-of-{total:0{width}d}' for i in range(total) if i not in shards]
   if missing:
     more = f' and {len(missing) - 3} more' if len(missing) > 3 else ''
-    raise DataError(f'{data_dir} holds {len(shards)} of {total} {split} shards; missing: '
-                    f'{", ".join(missing[:3])}{more}. Copy them, or write the set anew')
+    raise DataError(
+      f'{data_dir} holds {len(shards)} of {total} {split} shards; missing: '
+      f'{", ".join(missing[:3])}{more}. Copy them, or write the set anew'
+    )
   if max(shards) >= total:
     raise DataError(f'{shards[max(shards)]} in {data_dir} has a number beyond its set of {total}')
   paths = [os.path.join(data_dir, shards[i]) for i in sorted(shards)]
@@ -89,7 +108,8 @@ def _contents(names: Sequence[str]) -> str:
   if not names:
     return 'the directory is empty'
   return f'found {len(names)} {"file" if len(names) == 1 else "files"} such as ' + (
-      ', '.join(names[:3]))
+    ', '.join(names[:3])
+  )
 
 
 def record_offsets(path: str) -> np.ndarray:
@@ -119,16 +139,21 @@ def record_offsets(path: str) -> np.ndarray:
   whole = len(headers) - (bool(headers) and len(headers[-1]) < _HEADER_BYTES)
   table = np.frombuffer(b''.join(headers[:whole]), np.uint8).reshape(whole, _HEADER_BYTES)
   wrong = np.flatnonzero(
-      _mask(_crc_rows(table[:, :8])) != table[:, 8:].copy().view('<u4').reshape(-1))
+    _mask(_crc_rows(table[:, :8])) != table[:, 8:].copy().view('<u4').reshape(-1)
+  )
   if wrong.size:
     record = int(wrong[0])
     if record == 0:
       raise not_a_tfrecord(path)
-    raise DataError(f'{path}: record {record} (at byte {offsets[record]}) is damaged: the '
-                    'checksum of its length is wrong; copy or write this shard again')
+    raise DataError(
+      f'{path}: record {record} (at byte {offsets[record]}) is damaged: the '
+      'checksum of its length is wrong; copy or write this shard again'
+    )
   if offset != size:
-    raise DataError(f'{path}: the file ends inside record {len(offsets) - 1} (at byte '
-                    f'{offsets[-1]}): copy or write this shard again')
+    raise DataError(
+      f'{path}: the file ends inside record {len(offsets) - 1} (at byte '
+      f'{offsets[-1]}): copy or write this shard again'
+    )
   return np.asarray(offsets, np.int64)
 
 
@@ -138,11 +163,15 @@ def not_a_tfrecord(path: str) -> DataError:
     start = file.read(64)
   if start.startswith(b'version https://git-lfs'):
     return DataError(f'{path} is a Git LFS pointer, not a TFRecord: fetch the data (git lfs pull)')
+  if start.startswith(b'\x1f\x8b'):
+    return DataError(f'{path} is compressed with gzip: uncompress the shards')
   kind = f'it begins with {start[:16]!r}'
   if start and all(32 <= byte < 127 or byte in b'\t\r\n' for byte in start):
     kind = f'it is text that begins with {start[:24].decode()!r}'
-  return DataError(f'{path} is not a TFRecord ({kind}), or its first record is damaged: '
-                   'give the directory of the data set, or write this shard again')
+  return DataError(
+    f'{path} is not a TFRecord ({kind}), or its first record is damaged: '
+    'give the directory of the data set, or write this shard again'
+  )
 
 
 def read_record(path: str, offset: int = 0, index: int = 0) -> bytes:
@@ -160,8 +189,9 @@ def read_record(path: str, offset: int = 0, index: int = 0) -> bytes:
     with open(path, 'rb') as file:
       file.seek(offset)
       header = file.read(_HEADER_BYTES)
-      if (len(header) < _HEADER_BYTES
-          or masked_crc32c(header[:8]) != int.from_bytes(header[8:], 'little')):
+      if len(header) < _HEADER_BYTES or masked_crc32c(header[:8]) != int.from_bytes(
+        header[8:], 'little'
+      ):
         if offset == 0:
           raise not_a_tfrecord(path)
         raise DataError(f'{path}: no record begins at byte {offset}')
@@ -173,11 +203,15 @@ def read_record(path: str, offset: int = 0, index: int = 0) -> bytes:
   except OSError as error:
     raise DataError(f'{path} cannot be read: {error.strerror}') from None
   if len(data) < length or len(footer) < _FOOTER_BYTES:
-    raise DataError(f'{path}: the file ends inside record {index} (at byte {offset}): '
-                    'copy or write this shard again')
+    raise DataError(
+      f'{path}: the file ends inside record {index} (at byte {offset}): '
+      'copy or write this shard again'
+    )
   if masked_crc32c(data) != int.from_bytes(footer, 'little'):
-    raise DataError(f'{path}: record {index} (at byte {offset}) is damaged: the checksum of its '
-                    'data is wrong; copy or write this shard again')
+    raise DataError(
+      f'{path}: record {index} (at byte {offset}) is damaged: the checksum of its '
+      'data is wrong; copy or write this shard again'
+    )
   return data
 
 
@@ -212,7 +246,7 @@ def encode_example(features: Mapping[str, bytes | int | Iterable[float] | Iterab
       feature = _field(2, _field(1, value.astype('<f4').tobytes()) if value.size else b'')
     else:
       numbers = [value] if isinstance(value, int) else value
-      packed = b''.join(_varint(int(number)) for number in numbers)  # type: ignore[union-attr]
+      packed = b''.join(_varint(int(number)) for number in numbers)
       feature = _field(3, _field(1, packed) if packed else b'')
     entries.append(_field(1, _field(1, name.encode()) + _field(2, feature)))
   return _field(1, b''.join(entries))
@@ -259,8 +293,12 @@ def _moved_on(num_bytes: int) -> np.ndarray:
 
 
 def _move_on(checksums: np.ndarray, moved: np.ndarray) -> np.ndarray:
-  return (moved[0][checksums & 255] ^ moved[1][checksums >> 8 & 255]
-          ^ moved[2][checksums >> 16 & 255] ^ moved[3][checksums >> 24])
+  return (
+    moved[0][checksums & 255]
+    ^ moved[1][checksums >> 8 & 255]
+    ^ moved[2][checksums >> 16 & 255]
+    ^ moved[3][checksums >> 24]
+  )
 
 
 def _crc_linear(rows: np.ndarray) -> np.ndarray:
@@ -289,7 +327,7 @@ def crc32c(data: bytes) -> int:
   rows = np.zeros(num_rows * _ROW_BYTES, np.uint8)
   start = len(rows) - len(data)
   rows[start:] = np.frombuffer(data, np.uint8)
-  rows[start:start + 4] ^= 255
+  rows[start : start + 4] ^= 255
   checksums, num_bytes = _crc_linear(rows.reshape(num_rows, _ROW_BYTES)), _ROW_BYTES
   while len(checksums) > 1:
     checksums = _move_on(checksums[0::2], _moved_on(num_bytes)) ^ checksums[1::2]

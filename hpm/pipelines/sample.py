@@ -11,10 +11,9 @@ A class is a kind of subject that several photographs share; of each kind, some 
 for training alone and another for validation alone, so no photograph's pixels are in both (the
 two of the stereo pair count as one). A fifth of the images is for validation. The
 bounding boxes are drawn at random: they are no annotations. The synsets, n90000001 and up, aren't
-WordNet's.
+WordNet's. The file names end in the photograph's name.
 """
 
-import argparse
 from collections.abc import Iterator
 import concurrent.futures
 import dataclasses
@@ -47,21 +46,34 @@ class Kind:
 
 # The label of KINDS[i] is i + 1.
 KINDS = (
-    Kind('rough surface', ('brick.png', 'gravel.png'), ('grass.png',)),
-    Kind('portrait', ('astronaut.png', 'chelsea.png'), ('camera.png',)),
-    Kind('sky object', ('hubble_deep_field.jpg',), ('moon.png',)),
-    Kind('body tissue', ('retina.jpg', 'ihc.png'), ('cell.png',)),
-    Kind('printed page', ('page.png',), ('text.png',)),
-    Kind('man-made object', ('coffee.png', 'motorcycle_left.png', 'motorcycle_right.png'),
-         ('coins.png',)),
-    Kind('outdoors', ('china.jpg', 'rocket.jpg'), ('flower.jpg',)),
+  Kind('rough surface', ('brick.png', 'gravel.png'), ('grass.png',)),
+  Kind('portrait', ('astronaut.png', 'chelsea.png'), ('camera.png',)),
+  Kind('outer space', ('hubble_deep_field.jpg',), ('moon.png',)),
+  Kind('medical image', ('retina.jpg', 'ihc.png'), ('cell.png',)),
+  Kind('page of text', ('page.png',), ('text.png',)),
+  Kind(
+    'man-made object', ('coffee.png', 'motorcycle_left.png', 'motorcycle_right.png'), ('coins.png',)
+  ),
+  Kind('outdoors', ('china.jpg', 'rocket.jpg'), ('flower.jpg',)),
 )
 
 # (weight, width, height): near ImageNet's mix, most of whose images have a long side of 500.
 _SIZES = (
-    (42, 500, 375), (11, 375, 500), (12, 500, 333), (4, 333, 500), (3, 500, 500), (4, 320, 240),
-    (4, 240, 320), (4, 256, 256), (4, 400, 300), (4, 640, 480), (3, 480, 640), (2, 800, 600),
-    (2, 1024, 768), (1, 1280, 960))
+  (42, 500, 375),
+  (11, 375, 500),
+  (12, 500, 333),
+  (4, 333, 500),
+  (3, 500, 500),
+  (4, 320, 240),
+  (4, 240, 320),
+  (4, 256, 256),
+  (4, 400, 300),
+  (4, 640, 480),
+  (3, 480, 640),
+  (2, 800, 600),
+  (2, 1024, 768),
+  (1, 1280, 960),
+)
 _GREY = 0.03  # share of one-channel JPEGs
 _TRAIN_SHARDS, _VALIDATION_SHARDS = 8, 2
 _MANIFEST = 'sample.json'
@@ -94,8 +106,9 @@ def write_sample(out: str, num_images: int = 640, seed: int = 0) -> Sample:
     DataError: a package or one of its photographs isn't there.
   """
   minimum = 5 * len(KINDS)
-  num_images = base.at_least(minimum, 'num_images', num_images,
-                             'every class needs an image in both splits')
+  num_images = base.at_least(
+    minimum, 'num_images', num_images, 'every class needs an image in both splits'
+  )
   seed = base.integer('seed', seed, 'give any integer')
   out = os.path.abspath(out)
   options = {'format': _FORMAT, 'num_images': num_images, 'seed': seed}
@@ -108,12 +121,13 @@ def write_sample(out: str, num_images: int = 640, seed: int = 0) -> Sample:
   os.makedirs(os.path.dirname(out), exist_ok=True)
   building = tempfile.mkdtemp(prefix=f'.{os.path.basename(out)}-', dir=os.path.dirname(out))
   try:
-    shards = {}
+    shards: dict[str, str] = {}
     for split, count, num_shards in _splits(num_images):
       shards |= _write_split(building, split, count, num_shards, seed, photographs)
     with open(os.path.join(building, _MANIFEST), 'w', encoding='utf-8') as file:
-      json.dump(options | {'classes': [kind.name for kind in KINDS], 'shards': shards}, file,
-                indent=2)
+      json.dump(
+        options | {'classes': [kind.name for kind in KINDS], 'shards': shards}, file, indent=2
+      )
     os.chmod(building, 0o755)
     if os.path.isdir(out):
       os.rmdir(out)
@@ -126,8 +140,10 @@ def write_sample(out: str, num_images: int = 640, seed: int = 0) -> Sample:
 
 def _splits(num_images: int) -> tuple[tuple[str, int, int], ...]:
   num_validation = num_images // 5
-  return (('train', num_images - num_validation, _TRAIN_SHARDS),
-          ('validation', num_validation, _VALIDATION_SHARDS))
+  return (
+    ('train', num_images - num_validation, _TRAIN_SHARDS),
+    ('validation', num_validation, _VALIDATION_SHARDS),
+  )
 
 
 def _describe(out: str, num_images: int, already_there: bool) -> Sample:
@@ -143,13 +159,17 @@ def _check_same(out: str, options: dict[str, int]) -> None:
       manifest = json.load(file)
     shards = dict(manifest['shards'])
   except (OSError, ValueError, KeyError, TypeError):
-    raise UsageError(f'--out={out} is not empty and holds no sample data set: give another '
-                     'directory') from None
-  other = [f'{name}={manifest.get(name)}' for name in options
-           if manifest.get(name) != options[name]]
+    raise UsageError(
+      f'--out={out} is not empty and holds no sample data set: give another directory'
+    ) from None
+  other = [
+    f'{name}={manifest.get(name)}' for name in options if manifest.get(name) != options[name]
+  ]
   if other:
-    raise UsageError(f'--out={out} holds another sample ({", ".join(other)}): give another '
-                     'directory, or remove this one')
+    raise UsageError(
+      f'--out={out} holds another sample ({", ".join(other)}): give another '
+      'directory, or remove this one'
+    )
   for name, digest in shards.items():
     path = os.path.join(out, name)
     if not os.path.exists(path) or _digest(path) != digest:
@@ -167,15 +187,19 @@ def _load_photographs() -> dict[str, Any]:
     from PIL import Image
   except ImportError:
     raise DataError('the sample needs Pillow: pip install pillow') from None
-  roots = [_package_dir('skimage', 'data', 'scikit-image'),
-           _package_dir('sklearn', 'datasets/images', 'scikit-learn')]
+  roots = [
+    _package_dir('skimage', 'data', 'scikit-image'),
+    _package_dir('sklearn', 'datasets/images', 'scikit-learn'),
+  ]
   photographs = {}
   for name in (name for kind in KINDS for name in kind.train + kind.validation):
     paths = [os.path.join(root, name) for root in roots]
     path = next((path for path in paths if os.path.exists(path)), None)
     if path is None:
-      raise DataError(f'the installed packages carry no {name}: '
-                      'pip install scikit-image==0.26.0 scikit-learn==1.9.1')
+      raise DataError(
+        f'the installed packages carry no {name}: '
+        'pip install scikit-image==0.26.0 scikit-learn==1.9.1'
+      )
     with Image.open(path) as image:
       photographs[name] = image.convert('RGB')
   return photographs
@@ -185,13 +209,16 @@ def _package_dir(module: str, below: str, distribution: str) -> str:
   # find_spec looks for the files without importing the package.
   spec = importlib.util.find_spec(module)
   if spec is None or not spec.submodule_search_locations:
-    raise DataError(f'the sample is cut from photographs inside {distribution}, which is not '
-                    f'installed: pip install {distribution}')
+    raise DataError(
+      f'the sample is cut from photographs inside {distribution}, which is not '
+      f'installed: pip install {distribution}'
+    )
   return os.path.join(spec.submodule_search_locations[0], *below.split('/'))
 
 
-def _write_split(out: str, split: str, count: int, num_shards: int, seed: int,
-                 photographs: dict[str, Any]) -> dict[str, str]:
+def _write_split(
+  out: str, split: str, count: int, num_shards: int, seed: int, photographs: dict[str, Any]
+) -> dict[str, str]:
   """Writes one split's shards; returns file name -> SHA-256."""
   grain = _grain(seed)
   order = list(range(count))
@@ -211,8 +238,9 @@ def _write_split(out: str, split: str, count: int, num_shards: int, seed: int,
   return {name: _digest(os.path.join(out, name)) for name in names}
 
 
-def _example(split: str, index: int, seed: int, photographs: dict[str, Any],
-             grain: np.ndarray) -> bytes:
+def _example(
+  split: str, index: int, seed: int, photographs: dict[str, Any], grain: np.ndarray
+) -> bytes:
   """One record, decided by split, index and seed alone."""
   rng = random.Random(f'{seed}/{split}/{index}')
   label = 1 + index % len(KINDS)
@@ -225,12 +253,17 @@ def _example(split: str, index: int, seed: int, photographs: dict[str, Any],
   buffer = io.BytesIO()
   large = image.width * image.height > 500_000
   # 4:2:0 and 4:4:4; large camera files are compressed more.
-  image.save(buffer, 'JPEG', quality=rng.randint(80, 90) if large else rng.randint(90, 95),
-             subsampling=2 if rng.random() < 0.6 else 0)
+  image.save(
+    buffer,
+    'JPEG',
+    quality=rng.randint(80, 90) if large else rng.randint(90, 95),
+    subsampling=2 if rng.random() < 0.6 else 0,
+  )
   boxes = np.asarray(list(_boxes(rng)), np.float32).reshape(-1, 4)
   synset = f'n{90_000_000 + label:08d}'
   filename = f'{synset}_{index}_{os.path.splitext(name)[0]}.JPEG'
-  return records.encode_example({
+  return records.encode_example(
+    {
       'image/height': image.height,
       'image/width': image.width,
       'image/colorspace': b'Grayscale' if grey else b'RGB',
@@ -246,25 +279,29 @@ def _example(split: str, index: int, seed: int, photographs: dict[str, Any],
       'image/format': b'JPEG',
       'image/filename': filename.encode(),
       'image/encoded': buffer.getvalue(),
-  })
+    }
+  )
 
 
 def _cut(photograph: Any, rng: random.Random, grain: np.ndarray) -> Any:
   """A crop of random place and scale, in one of ImageNet's sizes; PIL RGB."""
   from PIL import Image
+
   _, width, height = rng.choices(_SIZES, [weight for weight, _, _ in _SIZES])[0]
   scale = rng.uniform(0.45, 1.0) * min(photograph.width / width, photograph.height / height)
   left = rng.uniform(0, photograph.width - scale * width)
   top = rng.uniform(0, photograph.height - scale * height)
   image = photograph.resize(
-      (width, height), Image.Resampling.BICUBIC,
-      box=(left, top, left + scale * width, top + scale * height))
+    (width, height),
+    Image.Resampling.BICUBIC,
+    box=(left, top, left + scale * width, top + scale * height),
+  )
   if rng.random() < 0.5:
     image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
   gains = [rng.uniform(0.9, 1.1) for _ in range(3)]
   image = image.point([min(255, round(level * gain)) for gain in gains for level in range(256)])
   y, x = rng.randrange(grain.shape[0] - height), rng.randrange(grain.shape[1] - width)
-  pixels = np.asarray(image, np.int16) + grain[y:y + height, x:x + width]
+  pixels = np.asarray(image, np.int16) + grain[y : y + height, x : x + width]
   return Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
 
 
@@ -284,16 +321,21 @@ def _boxes(rng: random.Random) -> Iterator[tuple[float, float, float, float]]:
     yield x[0] / 100, y[0] / 100, x[1] / 100, y[1] / 100
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Any) -> None:
+  """Declares the flags of the command on an argparse parser."""
   parser.add_argument('--out', required=True, metavar='DIR', help='where the shards go')
-  parser.add_argument('--num_images', type=int, default=640,
-                      help='of both splits together (default: %(default)s)')
+  parser.add_argument(
+    '--num_images', type=int, default=640, help='of both splits together (default: %(default)s)'
+  )
   parser.add_argument('--seed', type=int, default=0, help='decides every crop')
 
 
-def run(args: argparse.Namespace) -> str:
+def run(args: Any) -> str:
+  """Runs the command with its parsed flags; returns what to print."""
   sample = write_sample(args.out, args.num_images, args.seed)
   verb = 'is already there' if sample.already_there else 'written'
-  return (f'{sample.directory}: {sample.num_train} training and {sample.num_validation} '
-          f'validation images, {sample.num_classes} classes, {sample.num_bytes / 1e6:.1f} MB, '
-          f'{verb}')
+  return (
+    f'{sample.directory}: {sample.num_train} training and {sample.num_validation} '
+    f'validation images, {sample.num_classes} classes, {sample.num_bytes / 1e6:.1f} MB, '
+    f'{verb}'
+  )

@@ -5,14 +5,15 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from hpm.errors import UsageError
-from hpm.pipelines import base
+from hpm.pipelines import base, order
 
 __all__ = ['SyntheticPipeline', 'synthetic']
 
 
-def synthetic(*, batch_size: int, image_size: int = 224, num_classes: int = 1000, seed: int = 0,
-              with_ids: bool = False) -> 'SyntheticPipeline':
+class SyntheticPipeline(base.Pipeline):
   """An endless pipeline that repeats one random batch.
+
+  Random, because constant images would let kernels and compression look too good.
 
   Args:
     batch_size: samples per device.
@@ -24,16 +25,16 @@ def synthetic(*, batch_size: int, image_size: int = 224, num_classes: int = 1000
   Raises:
     UsageError: a number out of range.
   """
-  return SyntheticPipeline(
-      batch_size=batch_size, image_size=image_size, num_classes=num_classes, seed=seed,
-      with_ids=with_ids)
 
-
-class SyntheticPipeline(base.Pipeline):
-  """Random uint8 images: constant ones would let kernels and compression look too good."""
-
-  def __init__(self, *, batch_size: int, image_size: int, num_classes: int, seed: int,
-               with_ids: bool):
+  def __init__(
+    self,
+    *,
+    batch_size: int,
+    image_size: int = 224,
+    num_classes: int = 1000,
+    seed: int = 0,
+    with_ids: bool = False,
+  ):
     super().__init__(batch_size=batch_size, image_size=image_size, num_classes=num_classes)
     self._seed = base.integer('seed', seed, 'give any integer')
     self._with_ids = with_ids
@@ -45,12 +46,19 @@ class SyntheticPipeline(base.Pipeline):
   def dataset(self) -> tf.data.Dataset:
     """(uint8 [B, H, W, 3], int32 [B]) without end, int64 [B] ids as third if asked for."""
     # Drawn by ops, not in Python, so that a tf.Graph holds two integers and not the batch.
+    shape = [self.batch_size, self.image_size, self.image_size, 3]
     with tf.device('/CPU:0'):
       images = tf.random.stateless_uniform(
-          [self.batch_size, self.image_size, self.image_size, 3], [self._seed, 0], 0, 256,
-          tf.int32, alg='philox')
+        shape, [order.subseed(self._seed, 'images'), 0], 0, 256, tf.int32, alg='philox'
+      )
       labels = tf.random.stateless_uniform(
-          [self.batch_size], [self._seed, 1], 0, self.num_classes, tf.int32, alg='philox')
+        shape[:1],
+        [order.subseed(self._seed, 'labels'), 0],
+        0,
+        self.num_classes,
+        tf.int32,
+        alg='philox',
+      )
       batch: tuple[tf.Tensor, ...] = (tf.cast(images, tf.uint8), labels)
       if self._with_ids:
         batch += (tf.range(self.batch_size, dtype=tf.int64),)
@@ -62,8 +70,16 @@ class SyntheticPipeline(base.Pipeline):
 
   def restore(self, state: Mapping[str, int]) -> None:
     if 'epoch_size' in state:
-      raise UsageError('this position belongs to a pipeline of records, not to synthetic data: '
-                       'restore with the same pipeline')
-    if state['seed'] != self._seed:
-      raise UsageError(f'seed={self._seed}, but the position was saved with seed={state["seed"]}: '
-                       f'pass seed={state["seed"]}')
+      raise UsageError(
+        'this position belongs to a pipeline of records, not to synthetic data: '
+        'restore with the same pipeline'
+      )
+    if state.get('seed') != self._seed:
+      raise UsageError(
+        f'seed={self._seed}, but the position was saved with seed={state.get("seed")}: '
+        f'pass seed={state.get("seed")}'
+      )
+
+
+# The name in the registry, for those who think of pipelines as functions.
+synthetic = SyntheticPipeline
