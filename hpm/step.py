@@ -17,8 +17,9 @@ from hpm.optimizers.rules import Optimizer
 from hpm.pipelines.normalize import normalize
 from hpm.staging import Batch, StagedLoop
 from hpm.variable_mgr.base import TowerResult, VariableManager
+from hpm.variable_mgr.transform import Mean
 
-__all__ = ['EvalMetrics', 'EvalStep', 'Mean', 'Metrics', 'TrainStep']
+__all__ = ['EvalMetrics', 'EvalStep', 'Metrics', 'TrainStep']
 
 Preprocess = Callable[[tf.Tensor, str, str], tf.Tensor]
 
@@ -50,24 +51,6 @@ class EvalMetrics(NamedTuple):
   top_1: tf.Tensor
   top_5: tf.Tensor
   num_samples: tf.Tensor
-
-
-class Mean:
-  """The transform that every synchronous mode needs: from scaled sums to the mean over samples.
-
-  Args:
-    scale: the constant factor that towers put on their losses.
-  """
-
-  def __init__(self, scale: float):
-    self._scale = scale
-
-  def scalars(self, gradients, num_samples):
-    samples = tf.cast(tf.maximum(num_samples, 1), tf.float32)
-    return {'factor': 1.0 / (self._scale * samples)}
-
-  def apply(self, gradient, scalars):
-    return gradient * scalars['factor']
 
 
 class TrainStep:

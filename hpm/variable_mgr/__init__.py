@@ -11,12 +11,14 @@ from hpm import registry
 
 if TYPE_CHECKING:
   from hpm.variable_mgr.allreduce import AllReduce
-  from hpm.variable_mgr.base import TowerResult, Transform, VariableManager
+  from hpm.variable_mgr.base import TowerResult, VariableManager
+  from hpm.variable_mgr.transform import Mean, Transform
 
 __all__ = [
   'ALL_REDUCES',
   'VARIABLE_MANAGERS',
   'AllReduce',
+  'Mean',
   'TowerResult',
   'Transform',
   'VariableManager',
@@ -41,7 +43,8 @@ __getattr__ = registry.lazy(
   {
     'AllReduce': 'hpm.variable_mgr.allreduce:AllReduce',
     'TowerResult': 'hpm.variable_mgr.base:TowerResult',
-    'Transform': 'hpm.variable_mgr.base:Transform',
+    'Mean': 'hpm.variable_mgr.transform:Mean',
+    'Transform': 'hpm.variable_mgr.transform:Transform',
     'VariableManager': 'hpm.variable_mgr.base:VariableManager',
   },
 )

@@ -9,7 +9,6 @@ there.
 
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
-from typing import Protocol
 import weakref
 
 import tensorflow as tf
@@ -18,8 +17,9 @@ from hpm.devices import CPU
 from hpm.errors import UsageError
 from hpm.optimizers.rules import Optimizer
 from hpm.variable_mgr import packing
+from hpm.variable_mgr.transform import Transform
 
-__all__ = ['Copy', 'TowerResult', 'Transform', 'VariableManager']
+__all__ = ['Copy', 'TowerResult', 'VariableManager']
 
 Tensors = Mapping[str, tf.Tensor]
 
@@ -38,20 +38,6 @@ class TowerResult:
   gradients: Tensors
   state: Tensors
   num_samples: tf.Tensor
-
-
-class Transform(Protocol):
-  """What happens to gradients between aggregation and update.
-
-  The scalars are computed once, on one device, and copied: computed by each replica they would
-  differ in the last bit, and the replicas would drift apart.
-  """
-
-  def scalars(self, gradients: Tensors, num_samples: tf.Tensor) -> dict[str, tf.Tensor]:
-    """float32 scalars from the aggregated gradients and the int64 number of samples in them."""
-
-  def apply(self, gradient: tf.Tensor, scalars: Tensors) -> tf.Tensor:
-    """Elementwise, at each place where the variable is updated."""
 
 
 class Copy:
