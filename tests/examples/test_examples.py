@@ -1,0 +1,55 @@
+"""The examples run as a newcomer runs them, and do what they say."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+EXAMPLES = sorted(ROOT.glob('examples/*.py'))
+
+
+def run(name: str, *arguments: str) -> str:
+  done = subprocess.run(
+    [sys.executable, ROOT / 'examples' / name, *arguments],
+    capture_output=True,
+    text=True,
+    timeout=120,
+    env={**os.environ, 'PYTHONPATH': str(ROOT), 'TF_CPP_MIN_LOG_LEVEL': '2'},
+  )
+  assert done.returncode == 0, done.stderr
+  return done.stdout
+
+
+@pytest.mark.parametrize('path', EXAMPLES, ids=lambda path: path.name)
+def test_an_example_has_at_most_40_lines(path):
+  assert len(path.read_text().splitlines()) <= 40
+
+
+def test_digits_reach_97_percent():
+  out = run('digits.py')
+  assert float(re.search(r"'top_1': ([\d.]+)", out)[1]) >= 0.97
+  assert "'num_samples': 360" in out
+
+
+def test_own_loop_finds_the_line():
+  out = run('own_loop.py')
+  assert 'params/slopes [ 2.  -3.   0.5]' in out
+  assert 'params/offset [4.]' in out
+
+
+def test_keras_fit_trains_on_a_pipeline(tmp_path):
+  subprocess.run(
+    [sys.executable, '-m', 'hpm.pipelines', 'sample', '--out', tmp_path / 'sample'],
+    check=True,
+    capture_output=True,
+    cwd=ROOT,
+    timeout=60,
+  )
+  out = run('keras_fit.py', str(tmp_path / 'sample'))
+  losses = [float(loss) for loss in re.findall(r'loss: ([\d.]+)', out)]
+  assert len(losses) == 2
+  assert losses[1] < losses[0]
