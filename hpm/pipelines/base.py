@@ -4,6 +4,7 @@ import abc
 from collections.abc import Mapping
 import operator
 import os
+import re
 from typing import TYPE_CHECKING
 
 from hpm.errors import DataError, UsageError
@@ -111,8 +112,9 @@ def integer(name: str, value: object, fix: str) -> int:
 
 
 def first_line(error: BaseException) -> str:
-  """The first line of an error's text (TensorFlow appends the graph's nodes)."""
-  text = getattr(error, 'message', None) or str(error) or type(error).__name__
-  line = text.strip().splitlines()[0]
-  # "{{function_node ...}} {{node X}} what went wrong"
-  return line.rsplit('}}', 1)[-1].strip().removesuffix('[Op:IteratorGetNext] name:').strip()
+  """What went wrong, in one line, without TensorFlow's nodes and stack around it."""
+  text = getattr(error, 'message', None) or str(error)
+  # "Graph execution error: ... {{function_node X}} the line that is wanted [Op:Y] name: [[node]]"
+  line = (text.split('\n\t [[')[0].strip().splitlines() or [''])[-1]
+  line = re.sub(r'\s*\[Op:\w+\].*', '', line.rsplit('}}', 1)[-1]).strip()
+  return line or type(error).__name__

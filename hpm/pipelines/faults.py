@@ -6,15 +6,17 @@ failure the culprit is searched for.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+import concurrent.futures
 import re
 import time
+from typing import Any
 
 import tensorflow as tf
 
 from hpm.errors import DataError
 from hpm.pipelines import augment, base, records
 
-__all__ = ['check_first_records', 'find_bad_sample', 'find_damage', 'problem']
+__all__ = ['check_first_records', 'eagerly', 'find_bad_sample', 'find_damage', 'problem']
 
 _MAX_SHARDS = 16
 _MAX_SAMPLES = 8192
@@ -59,12 +61,25 @@ def problem(record: bytes, num_classes: int, label_offset: int) -> str | None:
   if not encoded:
     return f'{image} has 0 bytes: {_REMEDY}'
   try:
-    with tf.init_scope(), tf.device('/CPU:0'):
-      augment.decode(tf.constant(encoded))
+    eagerly(augment.decode, encoded)
   except tf.errors.OpError as error:
     text = base.first_line(error)
     return f'{image} of {len(encoded)} bytes cannot be decoded ({text}): {_REMEDY}'
   return None
+
+
+def eagerly(function: Callable[..., Any], *args: Any) -> Any:
+  """Calls a function on the CPU in eager mode, even while a tf.Graph is being built or run.
+
+  TensorFlow keeps its stack of graphs a thread, and a new thread begins in eager mode.
+  """
+
+  def on_cpu() -> Any:
+    with tf.device('/CPU:0'):
+      return function(*args)
+
+  with concurrent.futures.ThreadPoolExecutor(1) as pool:
+    return pool.submit(on_cpu).result()
 
 
 def check_first_records(paths: Sequence[str], find: Callable[[bytes], str | None]) -> None:
@@ -99,24 +114,30 @@ def find_damage(paths: Sequence[str], error: Exception) -> str:
 
 
 def find_bad_sample(
-  samples: Iterable[tuple], decode: Callable[..., object], describe: Callable[[tuple], DataError]
+  samples: Callable[[], Iterable[tuple]],
+  decode: Callable[..., object],
+  describe: Callable[[tuple], DataError],
 ) -> str:
   """Decodes samples one by one until that fails; raises what `describe` makes of the culprit.
 
   Returns what was searched if nothing fails within 8192 samples and two minutes.
 
   Args:
-    samples: undecoded, from the first one that may be bad.
+    samples: makes the dataset of undecoded samples, from the first one that may be bad.
     decode: the pipeline's own function of one sample.
     describe: (sample) -> the error to raise; it is called while TensorFlow's is handled.
   """
   deadline = time.monotonic() + _TIMEOUT_S
-  count = 0
-  for count, sample in enumerate(samples, 1):
-    try:
-      decode(*sample)
-    except tf.errors.OpError as error:
-      raise describe(sample) from error
-    if count == _MAX_SAMPLES or time.monotonic() > deadline:
-      break
-  return f'the next {count} samples can be decoded'
+
+  def search() -> str:
+    count = 0
+    for count, sample in enumerate(samples(), 1):
+      try:
+        decode(*sample)
+      except tf.errors.OpError as error:
+        raise describe(sample) from error
+      if count == _MAX_SAMPLES or time.monotonic() > deadline:
+        break
+    return f'the next {count} samples can be decoded'
+
+  return eagerly(search)

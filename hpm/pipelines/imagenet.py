@@ -231,8 +231,7 @@ class ImageNetPipeline(base.Pipeline):
       if isinstance(error, tf.errors.DataLossError):
         found = faults.find_damage(self._paths, error)
       else:
-        with tf.init_scope(), tf.device('/CPU:0'):  # eagerly, even from within a tf.Graph
-          found = faults.find_bad_sample(self._samples(first), self._decode, self._describe)
+        found = faults.find_bad_sample(lambda: self._samples(first), self._decode, self._describe)
     except DataError as culprit:
       return culprit
     except tf.errors.OpError as another:
