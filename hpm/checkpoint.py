@@ -50,9 +50,9 @@ def restore(path: str, train_step: TrainStep) -> list[str]:
     DataError: it can't be read.
   """
   values, meta = read(path)
-  if meta['model'] != train_step.model.name:
+  if meta.get('model') != train_step.model.name:
     raise UsageError(
-      f'{path} holds the model {meta["model"]}, not {train_step.model.name}: '
+      f'{path} holds the model {meta.get("model")}, not {train_step.model.name}: '
       'choose that model, or another directory'
     )
   named = train_step.named_variables()
@@ -107,7 +107,7 @@ def read(path: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
       meta = json.load(file)
     reader = tf.train.load_checkpoint(os.path.join(path, _PREFIX))
     values = {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
-  except (OSError, ValueError, tf.errors.OpError) as error:
+  except (OSError, ValueError, IndexError, RuntimeError, tf.errors.OpError) as error:
     reason = str(error).splitlines()[0]
     raise DataError(f'{path} is no readable checkpoint ({reason}): choose another') from error
   if meta.get('schema_version') != SCHEMA_VERSION:

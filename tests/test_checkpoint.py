@@ -1,0 +1,232 @@
+"""Checkpoints are canonical: saved in any mode, on any number of devices, restored in any other."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hpm
+from hpm.errors import DataError, UsageError
+
+MODES = {
+  'parameter_server': {},
+  'parameter_server_spread': {'local_parameter_device': 'spread'},
+  'replicated': {},
+  'replicated_collective': {'all_reduce_spec': 'collective'},
+  'independent': {},
+}
+GLOBAL_BATCH = 8
+RNG = np.random.default_rng(0)
+IMAGES = RNG.normal(size=(6, GLOBAL_BATCH, 4, 4, 1)).astype(np.float32)
+LABELS = RNG.integers(0, 3, size=(6, GLOBAL_BATCH))
+
+
+def network(b, images):
+  x = tf.nn.tanh(b.dense('fc', b.flatten(images), 5))
+  return b.dense('logits', x, 3)
+
+
+def normed(b, images):
+  return network(b, b.batch_norm('bn', images))
+
+
+def make_step(
+  mode: str, num_devices: int, net=network, name='mini', num_classes=3, optimizer='momentum'
+):
+  def wide(b, images):
+    return b.dense('wide', net(b, images), num_classes) if num_classes != 3 else net(b, images)
+
+  model = hpm.models.Model(wide, name=name, image_shape=(4, 4, 1), num_classes=num_classes)
+  manager = hpm.variable_mgr.create(
+    mode.removesuffix('_spread').removesuffix('_collective'),
+    hpm.devices.cpu(num_devices),
+    **MODES[mode],
+  )
+  rule = hpm.optimizers.create(optimizer, learning_rate=0.1)
+  return hpm.TrainStep(model, manager, rule, preprocess=lambda images, *_: images)
+
+
+def train(step, first: int, last: int):
+  count = len(step.manager.devices)
+  for images, labels in zip(IMAGES[first:last], LABELS[first:last], strict=True):
+    parts = zip(np.split(images, count), np.split(labels, count), strict=True)
+    step([(tf.constant(i), tf.constant(y)) for i, y in parts])
+
+
+def values(step) -> dict[str, np.ndarray]:
+  return {name: value.numpy() for name, value in step.snapshot().items()}
+
+
+@pytest.fixture(scope='module')
+def steps(cpu_devices):
+  """Every mode on 1, 2 and 4 devices, with the snapshot that it started from."""
+  made = {(mode, n): make_step(mode, n) for mode in MODES for n in (1, 2, 4)}
+  return {key: (step, step.snapshot()) for key, step in made.items()}
+
+
+@pytest.fixture(scope='module')
+def unbroken(cpu_devices):
+  step = make_step('replicated', 1)
+  train(step, 0, 6)
+  return values(step)
+
+
+SYNCHRONOUS = [(mode, n) for mode in MODES for n in (1, 2, 4) if mode != 'independent' or n == 1]
+
+
+@pytest.mark.parametrize('writer', SYNCHRONOUS, ids=str)
+def test_any_mode_goes_on_where_any_other_stopped(writer, steps, unbroken, tmp_path):
+  step, initial = steps[writer]
+  step.restore(initial)
+  train(step, 0, 3)
+  path = hpm.checkpoint.save(str(tmp_path), step)
+  for reader in SYNCHRONOUS:
+    other, _ = steps[reader]
+    assert hpm.checkpoint.restore(path, other) == []
+    train(other, 3, 6)
+    for name, value in values(other).items():
+      scale = np.abs(unbroken[name]).max()
+      assert np.abs(value - unbroken[name]).max() <= 1e-6 * scale, (reader, name)
+
+
+@pytest.mark.parametrize('mode', MODES)
+def test_resuming_in_the_same_mode_is_bit_equal_with_batch_norm(mode, cpu_devices, tmp_path):
+  straight = make_step(mode, 2, normed)
+  train(straight, 0, 3)
+  path = hpm.checkpoint.save(str(tmp_path), straight)
+  train(straight, 3, 6)
+  resumed = make_step(mode, 2, normed)
+  assert hpm.checkpoint.restore(path, resumed) == []
+  train(resumed, 3, 6)
+  expected = values(straight)
+  assert {'state/bn/moving_mean', 'slots/momentum/fc/kernel'} < expected.keys()
+  for name, value in values(resumed).items():
+    np.testing.assert_array_equal(value, expected[name], err_msg=name)
+
+
+def test_independent_keeps_its_replicas_and_other_modes_drop_them(steps, tmp_path):
+  step, initial = steps['independent', 4]
+  step.restore(initial)
+  train(step, 0, 3)
+  written = values(step)
+  assert not np.array_equal(written['params/fc/kernel'], written['replica/3/params/fc/kernel'])
+  path = hpm.checkpoint.save(str(tmp_path), step)
+
+  other, _ = steps['replicated', 2]
+  (notice,) = hpm.checkpoint.restore(path, other)
+  assert notice == 'replica 1, 2, 3 of the checkpoint dropped: replica 0 goes on'
+  for name, value in values(other).items():
+    np.testing.assert_array_equal(value, written[name])
+
+  train(step, 3, 6)
+  assert hpm.checkpoint.restore(path, step) == []
+  for name, value in values(step).items():
+    np.testing.assert_array_equal(value, written[name])
+
+
+def test_independent_starts_lacking_replicas_from_replica_0(steps, tmp_path):
+  step, initial = steps['replicated', 1]
+  step.restore(initial)
+  train(step, 0, 2)
+  path = hpm.checkpoint.save(str(tmp_path), step)
+  other, _ = steps['independent', 2]
+  (notice,) = hpm.checkpoint.restore(path, other)
+  assert notice == 'replica 1 not in the checkpoint: started from replica 0'
+  restored = values(other)
+  np.testing.assert_array_equal(restored['params/fc/kernel'], values(step)['params/fc/kernel'])
+  np.testing.assert_array_equal(
+    restored['params/fc/kernel'], restored['replica/1/params/fc/kernel']
+  )
+
+
+def test_samples_and_step_count_finished_steps(steps, tmp_path):
+  step, initial = steps['replicated', 4]
+  step.restore(initial)
+  dataset = tf.data.Dataset.from_tensor_slices(
+    (IMAGES.reshape(-1, 4, 4, 1), LABELS.reshape(-1))
+  ).batch(2)
+  assert len(list(step.run(dataset, num_steps=3))) == 3
+  written, meta = hpm.checkpoint.read(hpm.checkpoint.save(str(tmp_path), step))
+  assert written['step'] == 3
+  assert written['samples'] == 24
+  assert meta['num_devices'] == 4
+  assert meta['model'] == 'mini'
+
+
+def test_tensorflow_reads_the_values_by_their_canonical_names(steps, tmp_path):
+  step, _ = steps['parameter_server', 2]
+  path = hpm.checkpoint.save(str(tmp_path), step)
+  reader = tf.train.load_checkpoint(os.path.join(path, 'values'))
+  np.testing.assert_array_equal(
+    reader.get_tensor('params/logits/bias'), values(step)['params/logits/bias']
+  )
+
+
+def test_latest_is_the_highest_step_and_ignores_what_is_unfinished(steps, tmp_path):
+  assert hpm.checkpoint.latest(str(tmp_path / 'none')) is None
+  assert hpm.checkpoint.latest(str(tmp_path)) is None
+  step, initial = steps['replicated', 1]
+  step.restore(initial)
+  for first in range(0, 4, 2):
+    train(step, first, first + 2)
+    path = hpm.checkpoint.save(str(tmp_path), step)
+  (tmp_path / '.writing-x').mkdir()
+  (tmp_path / 'ckpt-9.old').mkdir()
+  assert path.endswith('ckpt-4')
+  assert hpm.checkpoint.latest(str(tmp_path)) == path
+  assert hpm.checkpoint.save(str(tmp_path), step) == path  # again: replaced, whole
+  assert sorted(n for n in os.listdir(tmp_path) if n.startswith('ckpt')) == [
+    'ckpt-2',
+    'ckpt-4',
+    'ckpt-9.old',
+  ]
+
+
+def test_another_model_is_refused_by_both_names(steps, tmp_path):
+  path = hpm.checkpoint.save(str(tmp_path), steps['replicated', 1][0])
+  with pytest.raises(UsageError, match='holds the model mini, not maxi'):
+    hpm.checkpoint.restore(path, make_step('replicated', 1, name='maxi'))
+
+
+def test_another_optimizer_is_refused_by_the_slots_that_lack(steps, tmp_path):
+  path = hpm.checkpoint.save(str(tmp_path), steps['replicated', 1][0])
+  with pytest.raises(UsageError, match='lacks slots/m, slots/v'):
+    hpm.checkpoint.restore(path, make_step('replicated', 1, optimizer='adam'))
+
+
+def test_slots_that_nothing_uses_are_dropped_with_a_notice(steps, tmp_path):
+  path = hpm.checkpoint.save(str(tmp_path), steps['replicated', 1][0])
+  (notice,) = hpm.checkpoint.restore(path, make_step('replicated', 1, optimizer='sgd'))
+  assert notice == 'slots/momentum of the checkpoint dropped: nothing here uses it'
+
+
+def test_other_shapes_are_refused_by_name(cpu_devices, tmp_path):
+  path = hpm.checkpoint.save(str(tmp_path), make_step('replicated', 1, num_classes=7))
+  with pytest.raises(
+    UsageError, match=r'wide/kernel has shape \[3, 7\], this model needs \[3, 9\]'
+  ):
+    hpm.checkpoint.restore(path, make_step('replicated', 1, num_classes=9))
+
+
+def test_damaged_checkpoints_are_refused_by_path(steps, tmp_path):
+  step, _ = steps['replicated', 1]
+  path = hpm.checkpoint.save(str(tmp_path), step)
+  (data,) = (n for n in os.listdir(path) if '.data-' in n)
+  os.truncate(os.path.join(path, data), 10)
+  with pytest.raises(DataError, match='ckpt-.* is no readable checkpoint'):
+    hpm.checkpoint.restore(path, step)
+  with pytest.raises(DataError, match='no readable checkpoint'):
+    hpm.checkpoint.read(str(tmp_path / 'nothing'))
+
+
+def test_a_newer_schema_is_refused(steps, tmp_path):
+  path = hpm.checkpoint.save(str(tmp_path), steps['replicated', 1][0])
+  meta_path = os.path.join(path, 'meta.json')
+  with open(meta_path) as file:
+    meta = json.load(file)
+  with open(meta_path, 'w') as file:
+    json.dump({**meta, 'schema_version': 99}, file)
+  with pytest.raises(DataError, match='schema 99'):
+    hpm.checkpoint.read(path)
