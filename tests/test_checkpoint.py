@@ -215,7 +215,7 @@ def test_damaged_checkpoints_are_refused_by_path(steps, tmp_path):
   path = hpm.checkpoint.save(str(tmp_path), step)
   (data,) = (n for n in os.listdir(path) if '.data-' in n)
   os.truncate(os.path.join(path, data), 10)
-  with pytest.raises(DataError, match='ckpt-.* is no readable checkpoint'):
+  with pytest.raises(DataError, match=r'ckpt-\d+ is no readable checkpoint'):
     hpm.checkpoint.restore(path, step)
   with pytest.raises(DataError, match='no readable checkpoint'):
     hpm.checkpoint.read(str(tmp_path / 'nothing'))
