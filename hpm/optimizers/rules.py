@@ -132,15 +132,18 @@ class Adam:
   slots: ClassVar[Mapping[str, float]] = {'m': 0.0, 'v': 0.0}
 
   def scalars(self, step):
-    exponent = tf.cast(step, tf.float32) + 1.0
+    number = tf.cast(step, tf.float32) + 1.0
     beta1 = tf.constant(self.beta1, tf.float32)
     beta2 = tf.constant(self.beta2, tf.float32)
+    # The op would form 1 - beta ** number, which in float32 leaves five digits at the start: it
+    # gets the rate corrected already, and powers of 0.
+    correction1, correction2 = (-tf.math.expm1(number * tf.math.log(b)) for b in (beta1, beta2))
+    rate = learning_rate_at(self.learning_rate, step)
     return {
-      'learning_rate': learning_rate_at(self.learning_rate, step),
+      'learning_rate': rate * tf.sqrt(correction2) / correction1,
       'beta1': beta1,
       'beta2': beta2,
-      'beta1_power': tf.pow(beta1, exponent),
-      'beta2_power': tf.pow(beta2, exponent),
+      'power': tf.constant(0.0),
       'epsilon': tf.constant(self.epsilon, tf.float32),
     }
 
@@ -149,8 +152,8 @@ class Adam:
       var=variable.handle,
       m=slots['m'].handle,
       v=slots['v'].handle,
-      beta1_power=scalars['beta1_power'],
-      beta2_power=scalars['beta2_power'],
+      beta1_power=scalars['power'],
+      beta2_power=scalars['power'],
       lr=scalars['learning_rate'],
       beta1=scalars['beta1'],
       beta2=scalars['beta2'],

@@ -1,0 +1,219 @@
+"""Data-parallel training of a two-layer network, in NumPy alone: the definition of correct.
+
+Forward and backward are written out, in float64, and the update rules beside them. Nothing comes
+from TensorFlow or from `hpm`, so that agreement with it proves something.
+
+A step is a list with one (images, labels) a tower. All towers of a step compute with the same
+version of the parameters, and the gradient is the mean over the samples of all towers, however
+many each of them has.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from typing import Protocol
+
+import numpy as np
+
+__all__ = [
+  'SGD',
+  'Adam',
+  'Momentum',
+  'Result',
+  'RMSProp',
+  'normalize',
+  'train',
+  'train_independent',
+  'two_layers',
+]
+
+Values = dict[str, np.ndarray]
+Batch = tuple[np.ndarray, np.ndarray]
+Network = Callable[[Values, np.ndarray, np.ndarray], tuple[float, Values]]
+
+
+def normalize(images: np.ndarray) -> np.ndarray:
+  """uint8 -> float64 in -1 .. 1."""
+  return (images.astype(np.float64) - 127.5) / 127.5
+
+
+def two_layers(params: Values, images: np.ndarray, labels: np.ndarray) -> tuple[float, Values]:
+  """Dense, tanh, dense, softmax cross entropy.
+
+  Args:
+    params: 'hidden/kernel' [n, h], 'hidden/bias' [h], 'logits/kernel' [h, c], 'logits/bias' [c].
+    images: uint8 [b, H, W, C] with H * W * C = n; b may be 0.
+    labels: integers [b].
+
+  Returns:
+    The loss and its gradients, summed over the samples.
+  """
+  x = normalize(images).reshape(len(images), len(params['hidden/kernel']))
+  hidden = np.tanh(x @ params['hidden/kernel'] + params['hidden/bias'])
+  logits = hidden @ params['logits/kernel'] + params['logits/bias']
+  shifted = logits - logits.max(axis=1, keepdims=True)
+  log_probabilities = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+  samples = np.arange(len(labels))
+  loss = -log_probabilities[samples, labels].sum()
+
+  d_logits = np.exp(log_probabilities)
+  d_logits[samples, labels] -= 1.0
+  d_hidden = (d_logits @ params['logits/kernel'].T) * (1.0 - hidden**2)
+  return loss, {
+    'hidden/kernel': x.T @ d_hidden,
+    'hidden/bias': d_hidden.sum(axis=0),
+    'logits/kernel': hidden.T @ d_logits,
+    'logits/bias': d_logits.sum(axis=0),
+  }
+
+
+class Optimizer(Protocol):
+  """An update rule for one parameter."""
+
+  def start(self, param: np.ndarray) -> Values:
+    """Slot name -> value before the first update."""
+
+  def update(
+    self, param: np.ndarray, slots: Values, gradient: np.ndarray, number: int
+  ) -> tuple[np.ndarray, Values]:
+    """The parameter and its slots after update `number`, which counts from 1."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SGD:
+  learning_rate: float
+
+  def start(self, param):
+    return {}
+
+  def update(self, param, slots, gradient, number):
+    return param - self.learning_rate * gradient, {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Momentum:
+  learning_rate: float
+  momentum: float = 0.9
+  nesterov: bool = False
+
+  def start(self, param):
+    return {'momentum': np.zeros_like(param)}
+
+  def update(self, param, slots, gradient, number):
+    velocity = self.momentum * slots['momentum'] + gradient
+    direction = gradient + self.momentum * velocity if self.nesterov else velocity
+    return param - self.learning_rate * direction, {'momentum': velocity}
+
+
+@dataclasses.dataclass(frozen=True)
+class RMSProp:
+  learning_rate: float
+  decay: float = 0.9
+  momentum: float = 0.9
+  epsilon: float = 1.0
+
+  def start(self, param):
+    return {'rms': np.ones_like(param), 'momentum': np.zeros_like(param)}
+
+  def update(self, param, slots, gradient, number):
+    rms = self.decay * slots['rms'] + (1.0 - self.decay) * gradient**2
+    step = self.learning_rate * gradient / np.sqrt(rms + self.epsilon)
+    momentum = self.momentum * slots['momentum'] + step
+    return param - momentum, {'rms': rms, 'momentum': momentum}
+
+
+@dataclasses.dataclass(frozen=True)
+class Adam:
+  learning_rate: float
+  beta1: float = 0.9
+  beta2: float = 0.999
+  epsilon: float = 1e-8
+
+  def start(self, param):
+    return {'m': np.zeros_like(param), 'v': np.zeros_like(param)}
+
+  def update(self, param, slots, gradient, number):
+    m = self.beta1 * slots['m'] + (1.0 - self.beta1) * gradient
+    v = self.beta2 * slots['v'] + (1.0 - self.beta2) * gradient**2
+    rate = self.learning_rate * np.sqrt(1.0 - self.beta2**number) / (1.0 - self.beta1**number)
+    return param - rate * m / (np.sqrt(v) + self.epsilon), {'m': m, 'v': v}
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+  """What training ends with.
+
+  Attributes:
+    values: 'params/NAME' and 'slots/SLOT/NAME' -> float64.
+    losses: mean loss of each step's samples.
+  """
+
+  values: Values
+  losses: list[float]
+
+
+def train(
+  params: Mapping[str, np.ndarray],
+  steps: Sequence[Sequence[Batch]],
+  optimizer: Optimizer,
+  *,
+  network: Network = two_layers,
+  variable_delay: int = 0,
+  gradient_delay: int = 0,
+) -> Result:
+  """Synchronous data-parallel training.
+
+  Args:
+    params: initial values; not changed.
+    steps: the batches of each step, one a tower.
+    optimizer: the rule.
+    network: (params, images, labels) -> summed loss and gradients.
+    variable_delay: towers compute with the version of so many updates ago, at the start with the
+      initial values (staged variables).
+    gradient_delay: step t applies the gradients of step t - gradient_delay; the first steps, which
+      have none to apply, update nothing (relaxed consistency).
+  """
+  params = {name: np.asarray(value, np.float64) for name, value in params.items()}
+  slots = {name: optimizer.start(value) for name, value in params.items()}
+  versions, gradients, losses = [params], [], []
+  number = 0
+  for towers in steps:
+    results = [network(versions[max(0, len(versions) - 1 - variable_delay)], *b) for b in towers]
+    num_samples = max(1, sum(len(labels) for _, labels in towers))
+    losses.append(sum(loss for loss, _ in results) / num_samples)
+    gradients.append(
+      {name: sum(gradient[name] for _, gradient in results) / num_samples for name in params}
+    )
+    if len(gradients) > gradient_delay:
+      number += 1
+      mean = gradients[-1 - gradient_delay]
+      updated = {
+        name: optimizer.update(value, slots[name], mean[name], number)
+        for name, value in params.items()
+      }
+      params = {name: value for name, (value, _) in updated.items()}
+      slots = {name: value for name, (_, value) in updated.items()}
+    versions.append(params)
+  return Result(_named(params, slots), losses)
+
+
+def train_independent(
+  params: Mapping[str, np.ndarray], steps: Sequence[Sequence[Batch]], optimizer: Optimizer
+) -> Result:
+  """Each tower trains by itself; tower i > 0 stands under 'replica/<i>/' as in a snapshot."""
+  towers = [train(params, [[b] for b in batches], optimizer) for batches in zip(*steps)]
+  values = dict(towers[0].values)
+  for i, tower in enumerate(towers[1:], 1):
+    values |= {f'replica/{i}/{name}': value for name, value in tower.values.items()}
+  counts = [[len(labels) for _, labels in batches] for batches in steps]
+  losses = [
+    float(np.average([tower.losses[t] for tower in towers], weights=count))
+    for t, count in enumerate(counts)
+  ]
+  return Result(values, losses)
+
+
+def _named(params: Values, slots: Mapping[str, Values]) -> Values:
+  values = {f'params/{name}': value for name, value in params.items()}
+  for name, of_param in slots.items():
+    values |= {f'slots/{slot}/{name}': value for slot, value in of_param.items()}
+  return values
