@@ -188,10 +188,16 @@ class TrainStep:
     images = self._preprocess(images, self.model.dtype, self.model.data_format)
     with tf.GradientTape() as tape:
       tape.watch(params)
-      logits, new_state = self.model.apply(params, state, images, training=True, rng=rng)
-      loss = tf.reduce_sum(self._loss(labels, logits))
+      forward = self.model.forward(params, state, images, training=True, rng=rng)
+      losses = self._loss(labels, forward.logits)
+      for logits, weight in forward.auxiliary:
+        losses += weight * self._loss(labels, logits)
+      if forward.penalty is not None:  # part of the mean loss, so it counts once a sample
+        losses += forward.penalty
+      loss = tf.reduce_sum(losses)
       objective = loss * self._scale(images)
     gradients = tape.gradient(objective, params, unconnected_gradients='zero')
+    new_state = forward.new_state
     if images.shape[0] is None:
       # Statistics of zero samples are NaN, and 0 * NaN would still be.
       some = tf.shape(images)[0] > 0

@@ -18,13 +18,14 @@ import contextlib
 import dataclasses
 import functools
 import math
+from typing import NamedTuple
 import zlib
 
 import tensorflow as tf
 
 from hpm.errors import UsageError
 
-__all__ = ['Builder', 'Model', 'Spec']
+__all__ = ['Builder', 'Forward', 'Model', 'Spec']
 
 Initializer = Callable[[Sequence[int], tf.Tensor], tf.Tensor]
 CrossReplica = Callable[[tf.Tensor], tf.Tensor]
@@ -66,6 +67,23 @@ class Spec:
   initializer: Initializer
 
 
+class Forward(NamedTuple):
+  """What a model computes.
+
+  Attributes:
+    logits: float32 [b, num_classes].
+    new_state: a dictionary with the keys of the state.
+    auxiliary: further heads that only training has: (float32 [b, num_classes], weight of its loss).
+    penalty: float32 scalar that is added to the mean loss (regularisers, a Keras model's
+      `add_loss`), or None.
+  """
+
+  logits: tf.Tensor
+  new_state: dict[str, tf.Tensor]
+  auxiliary: tuple[tuple[tf.Tensor, float], ...] = ()
+  penalty: tf.Tensor | None = None
+
+
 class Builder:
   """What a network builds with.
 
@@ -74,6 +92,7 @@ class Builder:
     dtype: compute dtype; parameters are float32 and cast once each.
     data_format: 'NHWC' or 'NCHW', of images and all activations of rank 4.
     new_state: the state after this application, name -> value.
+    auxiliary: further heads, see `auxiliary_head`.
   """
 
   def __init__(
@@ -91,6 +110,7 @@ class Builder:
     self.dtype = dtype
     self.data_format = data_format
     self.new_state: dict[str, tf.Tensor] = {}
+    self.auxiliary: list[tuple[tf.Tensor, float]] = []
     self._param = param
     self._state = state
     self._rng = rng
@@ -224,6 +244,10 @@ class Builder:
       raise UsageError('this model drops out in training: apply() needs rng, int32 [2]')
     salt = zlib.crc32(self._name(name).encode()) & 0x7FFFFFFF
     return tf.nn.experimental.stateless_dropout(x, rate, self._rng ^ tf.constant([salt, 0]))
+
+  def auxiliary_head(self, logits: tf.Tensor, weight: float) -> None:
+    """Adds `weight` times the loss of these logits [b, num_classes] to the training loss."""
+    self.auxiliary.append((logits, weight))
 
   def _cast(self, value: tf.Tensor) -> tf.Tensor:
     return tf.cast(value, self.dtype)
@@ -361,7 +385,20 @@ class Model:
     rng: tf.Tensor | None = None,
     cross_replica: CrossReplica | None = None,
   ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-    """Logits and the new state.
+    """Logits, float32 [b, num_classes], and the new state; the arguments are `forward`'s."""
+    forward = self.forward(params, state, images, training, rng, cross_replica)
+    return forward.logits, forward.new_state
+
+  def forward(
+    self,
+    params: Mapping[str, tf.Tensor],
+    state: Mapping[str, tf.Tensor],
+    images: tf.Tensor,
+    training: bool,
+    rng: tf.Tensor | None = None,
+    cross_replica: CrossReplica | None = None,
+  ) -> Forward:
+    """Everything that a training step needs.
 
     Args:
       params: name -> float32 tensor, as from `init`.
@@ -371,9 +408,6 @@ class Model:
       rng: int32 [2], the seed of dropout; different for every step and tower.
       cross_replica: sums a tensor over all replicas, with a gradient; with it batch norm uses the
         statistics of the global batch.
-
-    Returns:
-      float32 [b, num_classes], and a dictionary with the keys of `state`.
     """
     builder = Builder(
       lambda name, spec: params[name],
@@ -385,7 +419,11 @@ class Model:
       cross_replica=cross_replica,
     )
     logits = self._network(builder, images)
-    return tf.cast(logits, tf.float32), {**state, **builder.new_state}
+    return Forward(
+      tf.cast(logits, tf.float32),
+      {**state, **builder.new_state},
+      tuple((tf.cast(logits, tf.float32), weight) for logits, weight in builder.auxiliary),
+    )
 
   @functools.cached_property
   def _specs(self) -> tuple[dict[str, Spec], dict[str, Spec]]:
