@@ -1,0 +1,1 @@
+"""The driver: command lines around `hpm` that train, measure and report."""

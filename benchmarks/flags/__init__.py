@@ -1,0 +1,155 @@
+"""The driver's flags: one file a concern, its cross-checks beside it.
+
+A concern is a module of this package, listed in `CONCERNS`, with
+
+  TITLE                 its heading in --help
+  define(values)        defines its absl flags in `values`
+  check(options)        refuses what can't work, as soon as the flags are parsed
+  complete(options)     fills in what was left out and refuses what these devices can't do,
+                        right after the import of TensorFlow, before anything is built
+
+Nothing here imports TensorFlow: --help and wrong flags are answered before that.
+"""
+
+from collections.abc import Sequence
+import types
+from typing import Any
+
+from absl import flags as absl_flags
+
+from benchmarks.flags import data, devices, mode, model, optimizer, output, steps, variables
+from hpm import errors
+from hpm.errors import UsageError
+
+__all__ = ['CONCERNS', 'Options', 'complete', 'help_text', 'next_command', 'parse']
+
+# In the order of --help, in which they are also checked and completed.
+CONCERNS = (model, devices, data, variables, optimizer, mode, steps, output)
+
+_HELP = {'--help', '-h', '-help', '--h', '-?', '--helpfull', '--helpshort', '--help=true'}
+_KINDS = {
+  'string': ('NAME', 'a text is'),
+  'int': ('N', 'a whole number is'),
+  'float': ('X', 'a number is'),
+  'bool': ('true|false', 'true or false is'),
+}
+
+
+class Options(types.SimpleNamespace):
+  """The flags' values by name; `given` holds those that the command line set."""
+
+  given: dict[str, Any]
+
+  def refuse_given(self, names: Sequence[str], reason: str) -> None:
+    """UsageError if the command line set one of these flags."""
+    for name in names:
+      if name in self.given:
+        raise UsageError(f'{self.spelled(name)} {reason}')
+
+  def spelled(self, name: str) -> str:
+    """A flag as on the command line."""
+    return f'--{name}={_text(getattr(self, name))}'
+
+  def values(self) -> dict[str, Any]:
+    """Flag name -> value, given or chosen."""
+    return {name: value for name, value in vars(self).items() if name != 'given'}
+
+  def chosen(self) -> dict[str, Any]:
+    """Flag name -> value of what was left to the driver and is in effect."""
+    return {
+      name: value
+      for name, value in self.values().items()
+      if name not in self.given and value is not None and value is not False
+    }
+
+
+def parse(arguments: Sequence[str]) -> Options | None:
+  """The options that `arguments` (without the program's name) ask for; None if for help.
+
+  Raises:
+    UsageError: an unknown flag, a value that doesn't parse, or flags that don't go together.
+  """
+  if _HELP.intersection(arguments):
+    return None
+  values = _define()
+  try:
+    rest = values(['run.py', *arguments])[1:]
+  except absl_flags.UnrecognizedFlagError as error:
+    raise errors.unknown('flag', f'--{error.flagname}', [f'--{n}' for n in values]) from None
+  except absl_flags.IllegalFlagValueError as error:
+    raise UsageError(_reworded(str(error), values)) from None
+  except absl_flags.Error as error:
+    name = str(error).rpartition('--')[2]
+    raise UsageError(f'--{name} has no value: write --{name}=...') from None
+  if rest:
+    raise UsageError(f'unexpected {rest[0]!r}: flags are written --name=value')
+  options = Options(**{name: values[name].value for name in values})
+  options.given = {name: values[name].value for name in values if values[name].present}
+  for concern in CONCERNS:
+    concern.check(options)
+  return options
+
+
+def complete(options: Options, devices: Sequence[str]) -> None:
+  """Fills in every flag that was left out, once the devices are known.
+
+  Raises:
+    UsageError: what the flags ask for can't work on these devices.
+  """
+  options.device = 'gpu' if 'GPU' in devices[0] else 'cpu'
+  options.num_gpus = len(devices)
+  for concern in CONCERNS:
+    concern.complete(options)
+
+
+def help_text() -> str:
+  """What --help prints: the flags by concern."""
+  lines = []
+  for concern in CONCERNS:
+    values = absl_flags.FlagValues()
+    concern.define(values)
+    lines.append(f'{concern.TITLE}:')
+    for name in values:
+      flag = values[name]
+      lines.append(f'  --{name}={_KINDS[flag.flag_type()][0]}')
+      lines.extend(f'      {line.strip()}' for line in flag.help.splitlines())
+    lines.append('')
+  return '\n'.join(lines).rstrip()
+
+
+def next_command(options: Options) -> list[str]:
+  """Flags of a command worth trying after this one: valid whenever these are."""
+  given = dict(options.given)
+  if options.eval:
+    for name in ('eval', 'num_batches'):
+      given.pop(name, None)
+  elif options.train_dir is not None and options.data_dir is not None:
+    for name in ('num_batches', 'num_epochs', 'num_warmup_batches', *mode.UPDATES):
+      given.pop(name, None)
+    given['eval'] = True
+  elif 'variable_update' not in given or options.variable_update == 'replicated':
+    for name in variables.NAMES:
+      given.pop(name, None)
+    given['variable_update'] = 'parameter_server'
+  else:
+    given['batch_size'] = 2 * options.batch_size
+  given.pop('result_json', None)
+  return [f'--{name}={_text(value)}' for name, value in given.items()]
+
+
+def _text(value: Any) -> str:
+  return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _define() -> absl_flags.FlagValues:
+  values = absl_flags.FlagValues()
+  for concern in CONCERNS:
+    concern.define(values)
+  return values
+
+
+def _reworded(message: str, values: absl_flags.FlagValues) -> str:
+  """'flag --x=v: why in Python' -> '--x=v: what is needed'."""
+  assignment = message.removeprefix('flag ').partition(':')[0]
+  name = assignment.removeprefix('--').partition('=')[0]
+  return f'{assignment}: {_KINDS[values[name].flag_type()][1]} needed'

@@ -1,0 +1,65 @@
+"""What is done: training, evaluation of a checkpoint, or inference alone."""
+
+from absl import flags
+
+from hpm.errors import UsageError
+
+# Flags about updates, which only training makes.
+UPDATES = ('optimizer', 'init_learning_rate', 'all_reduce_spec', 'use_nccl')
+
+TITLE = 'Mode (training, unless one of these is given)'
+
+
+def define(values: flags.FlagValues) -> None:
+  flags.DEFINE_boolean(
+    'eval',
+    False,
+    'Evaluate the newest checkpoint of --train_dir on the validation files of --data_dir.',
+    flag_values=values,
+  )
+  flags.DEFINE_boolean(
+    'forward_only',
+    False,
+    'Inference benchmark: no gradients, no update.',
+    flag_values=values,
+  )
+
+
+def check(options) -> None:
+  if options.eval and options.forward_only:
+    raise UsageError(
+      '--eval and --forward_only exclude each other: --eval measures accuracy, --forward_only speed'
+    )
+  if not options.eval and not options.forward_only:
+    return
+  mode = 'eval' if options.eval else 'forward_only'
+  options.refuse_given(
+    UPDATES,
+    f'has no effect with --{mode}, which updates nothing: drop it',
+  )
+  if options.forward_only:
+    options.refuse_given(
+      ['train_dir'],
+      'has no effect with --forward_only, which measures speed and neither reads nor writes '
+      'checkpoints: drop it, or use --eval',
+    )
+    return
+  options.refuse_given(
+    ('num_epochs', 'num_warmup_batches'),
+    'has no effect with --eval, which goes once over the validation files: drop it '
+    '(--num_batches=N stops after N steps)',
+  )
+  if options.train_dir is None:
+    raise UsageError('--eval needs --train_dir, the directory of the checkpoints to evaluate')
+  if options.data_dir is None:
+    raise UsageError('--eval needs --data_dir, the directory of the validation-*-of-* files')
+
+
+def complete(options) -> None:
+  if options.eval or options.forward_only:  # nothing is updated, nothing reduced
+    options.optimizer = options.init_learning_rate = options.all_reduce_spec = None
+
+
+def title(options) -> str:
+  """The mode as the header says it."""
+  return 'evaluation' if options.eval else 'forward only' if options.forward_only else 'training'
