@@ -18,6 +18,7 @@ __all__ = [
   'Result',
   'assert_agrees',
   'assert_replicas_equal',
+  'create_manager',
   'create_step',
   'random_steps',
   'relative_error',
@@ -108,18 +109,23 @@ def random_steps(
   ]
 
 
+def create_manager(
+  mode: str, devices: Sequence[str], **options: Any
+) -> hpm.variable_mgr.VariableManager:
+  """The manager of one of `MODES`; `options` come on top of the mode's own."""
+  name, own = MODES[mode]
+  return hpm.variable_mgr.create(name, devices, **own, **options)
+
+
 def create_step(
-  mode: str,
-  devices: Sequence[str],
-  model: hpm.models.Model | None = None,
+  manager: hpm.variable_mgr.VariableManager,
   optimizer: str | Any = 'momentum',
+  model: hpm.models.Model | None = None,
   **options: Any,
 ) -> hpm.TrainStep:
-  """A step of `two_layers` or of `model`; `options` are TrainStep's."""
-  manager, manager_options = MODES[mode]
+  """A step of `two_layers`, or of `model`; `options` are TrainStep's."""
   if isinstance(optimizer, str):
     optimizer = hpm.optimizers.create(optimizer, **OPTIMIZERS[optimizer][0])
-  manager = hpm.variable_mgr.create(manager, devices, **manager_options)
   return hpm.TrainStep(model or two_layers(), manager, optimizer, **options)
 
 

@@ -11,7 +11,8 @@ SIZES = {1: [8], 2: [4, 4], 4: [2, 2, 2, 2], 8: [1] * 8}
 
 def agreement(mode, cpu_devices, num_devices, optimizer):
   steps = harness.random_steps([SIZES[num_devices]] * 6)
-  step = harness.create_step(mode, cpu_devices[:num_devices], optimizer=optimizer)
+  manager = harness.create_manager(mode, cpu_devices[:num_devices])
+  step = harness.create_step(manager, optimizer)
   result = harness.train(step, steps)
   harness.assert_agrees(result, harness.simulate(mode, steps, optimizer))
   if mode != 'independent':
@@ -45,7 +46,7 @@ def test_a_schedule_sees_the_number_of_finished_steps(mode, cpu_devices):
 
   steps = harness.random_steps([[4, 4]] * 5)
   schedule = hpm.optimizers.create('sgd', lambda step: 0.1 * 0.5 ** tf.cast(step, tf.float32))
-  step = harness.create_step(mode, cpu_devices[:2], optimizer=schedule)
+  step = harness.create_step(harness.create_manager(mode, cpu_devices[:2]), schedule)
   start = harness.start_values(harness.two_layers())
   harness.assert_agrees(harness.train(step, steps), simulation.train(start, steps, Halving(0.1)))
 
@@ -55,8 +56,8 @@ def test_equal_samples_end_with_equal_weights_on_1_2_4_and_8_devices(cpu_devices
   reference = harness.simulate('replicated_spread', steps)
   for num_devices, sizes in SIZES.items():
     dealt = [_deal(towers[0], sizes) for towers in steps]
-    step = harness.create_step('replicated_spread', cpu_devices[:num_devices])
-    harness.assert_agrees(harness.train(step, dealt), reference)
+    manager = harness.create_manager('replicated_spread', cpu_devices[:num_devices])
+    harness.assert_agrees(harness.train(harness.create_step(manager), dealt), reference)
 
 
 def _deal(batch, sizes):
