@@ -243,7 +243,8 @@ class Builder:
     if self._rng is None:
       raise UsageError('this model drops out in training: apply() needs rng, int32 [2]')
     salt = zlib.crc32(self._name(name).encode()) & 0x7FFFFFFF
-    return tf.nn.experimental.stateless_dropout(x, rate, self._rng ^ tf.constant([salt, 0]))
+    # Added, not xor-ed: on a GPU int32 sums stay in host memory, where the seed is wanted.
+    return tf.nn.experimental.stateless_dropout(x, rate, self._rng + tf.constant([salt, 0]))
 
   def auxiliary_head(self, logits: tf.Tensor, weight: float) -> None:
     """Adds `weight` times the loss of these logits [b, num_classes] to the training loss."""

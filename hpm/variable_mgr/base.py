@@ -275,4 +275,9 @@ class VariableManager:
 
 
 def _copied(scalars: Tensors) -> dict[str, tf.Tensor]:
-  return {name: tf.identity(value) for name, value in scalars.items()}
+  """On the current device. Constants are made there once more, so that nothing moves for them."""
+  constants = {name: tf.get_static_value(value) for name, value in scalars.items()}
+  return {
+    name: tf.identity(value) if constants[name] is None else tf.constant(constants[name])
+    for name, value in scalars.items()
+  }
