@@ -122,7 +122,7 @@ class TrainStep:
     with tf.device(manager.home):
       step = tf.raw_ops.ReadVariableOp(resource=self._step.handle, dtype=tf.int64)
       samples = tf.raw_ops.ReadVariableOp(resource=self._samples.handle, dtype=tf.int64)
-    scale = self._scale(batches[0][0])
+    scale = self._scale(batches)
     towers, losses = [], []
     for i, (device, (images, labels)) in enumerate(zip(manager.devices, batches, strict=True)):
       params, state = manager.read(i)
@@ -131,7 +131,7 @@ class TrainStep:
         count = tf.cast(step * len(batches) + i, tf.int32)
         rng = tf.stack([tf.constant(self._seed, tf.int32), count])
       with tf.device(device):
-        gradients, state, loss = self._tower(params, state, images, labels, rng)
+        gradients, state, loss = self._tower(params, state, images, labels, rng, scale)
       towers.append(TowerResult(gradients, state, _num_samples(images, device, manager.home)))
       losses.append(loss)
     updates = manager.update(towers, Mean(scale), self.optimizer, step)
@@ -179,11 +179,15 @@ class TrainStep:
     """Every variable, for a session's initialisation."""
     return [self._step, self._samples, *self.manager.variables]
 
-  def _scale(self, images: tf.Tensor) -> float:
-    """The factor on each sample's loss: with it half-precision gradients stay those of a mean."""
-    return self._loss_scale / (images.shape[0] or 1)
+  def _scale(self, batches: Sequence[Batch]) -> float:
+    """The factor on each sample's loss: with it half-precision gradients stay those of a mean.
 
-  def _build_tower(self, params, state, images, labels, rng):
+    It is one for all towers, whatever the sizes of their batches.
+    """
+    sizes = [images.shape[0] for images, _ in batches]
+    return self._loss_scale / (1 if None in sizes else max(1, *sizes))
+
+  def _build_tower(self, params, state, images, labels, rng, scale):
     """Normalise, model, loss, gradients: traced once, called on every device."""
     self.num_traces += 1
     images = self._preprocess(images, self.model.dtype, self.model.data_format)
@@ -196,10 +200,10 @@ class TrainStep:
       if forward.penalty is not None:  # part of the mean loss, so it counts once a sample
         losses += forward.penalty
       loss = tf.reduce_sum(losses)
-      objective = loss * self._scale(images)
+      objective = loss * scale
     gradients = tape.gradient(objective, params, unconnected_gradients='zero')
     new_state = forward.new_state
-    if images.shape[0] is None:
+    if not images.shape[0]:  # none, or not known
       # Statistics of zero samples are NaN, and 0 * NaN would still be.
       some = tf.shape(images)[0] > 0
       new_state = {name: tf.where(some, new_state[name], state[name]) for name in state}
