@@ -15,14 +15,13 @@ import importlib.metadata
 from pathlib import Path
 import sys
 
-from tests.packaging.source import Import, Tree
+from tests.packaging.source import Tree
 
 __all__ = ['Target', 'problems', 'read_targets']
 
 RULES = ('py_library', 'py_binary', 'py_test')
 
-# What every py_test has without importing it: its runner, and the fixtures of tests/conftest.py.
-PYTEST = (':conftest', '@pip//pytest')
+CONFTEST = ':conftest'  # pytest loads it beside each test file, which doesn't import it
 
 # Imported only where they are installed, and refused with the install command elsewhere. DALI's
 # plugin is built against an installed TensorFlow, which a lock file can't express.
@@ -31,12 +30,16 @@ OPTIONAL = ('nvidia',)
 
 @dataclass(frozen=True)
 class Target:
-  """One py_* rule: its files relative to the root, and its deps as they are written."""
+  """One py_* rule: its files relative to the root, and its deps as they are written.
+
+  `main_module` is what it runs, as in `python -m`, where that is none of its files.
+  """
 
   rule: str
   name: str
   srcs: tuple[str, ...]
-  deps: tuple[str, ...]
+  deps: tuple[str, ...] = ()
+  main_module: str | None = None
 
   @property
   def label(self) -> str:
@@ -50,9 +53,8 @@ def read_targets(root: Path) -> list[Target]:
     match statement:
       case ast.Expr(ast.Call(func=ast.Name(id=rule)) as call) if rule in RULES:
         values = {keyword.arg: _evaluate(root, keyword.value) for keyword in call.keywords}
-        targets.append(
-          Target(rule, values['name'], tuple(values['srcs']), tuple(values.get('deps', ())))
-        )
+        known = {name: values[name] for name in ('deps', 'main_module') if name in values}
+        targets.append(Target(rule, values['name'], tuple(values['srcs']), **known))
   return targets
 
 
@@ -84,11 +86,16 @@ def _file_problems(tree: Tree, targets: list[Target]) -> Iterator[str]:
 def _dep_problems(tree: Tree, targets: list[Target]) -> Iterator[str]:
   holder = {source: target.label for target in targets for source in target.srcs}
   for target in targets:
-    needed = dict.fromkeys(PYTEST, 'every py_test has it') if target.rule == 'py_test' else {}
+    needed = {}  # dep -> what needs it
+    if target.main_module:
+      dep = _dep(tree, holder, target.main_module)
+      needed[dep] = f'main_module is {target.main_module}'
+    if target.main_module == 'pytest':
+      needed[CONFTEST] = 'pytest loads it'
     for file in tree.files:
       if file in target.srcs:
         for item in tree.imports(file):
-          if dep := _dep(tree, holder, item):
+          if dep := _dep(tree, holder, item.module):
             needed.setdefault(dep, f'{file}:{item.line} imports {item.module}')
     needed.pop(target.label, None)
     for dep, reason in needed.items():
@@ -99,14 +106,14 @@ def _dep_problems(tree: Tree, targets: list[Target]) -> Iterator[str]:
         yield f'{target.label}: remove {dep!r} from deps (no file of the target imports it)'
 
 
-def _dep(tree: Tree, holder: dict[str, str], item: Import) -> str | None:
+def _dep(tree: Tree, holder: dict[str, str], module: str) -> str | None:
   """The label of what is imported; None for the standard library and what is optional."""
-  if file := _file_of(tree, item.module):
+  if file := _file_of(tree, module):
     return holder.get(file)  # a file without a target is reported by itself
-  top = item.module.split('.')[0]
+  top = module.split('.')[0]
   if top in sys.stdlib_module_names or top in OPTIONAL:
     return None
-  return f'@pip//{_distribution(item.module)}'
+  return f'@pip//{_distribution(module)}'
 
 
 def _file_of(tree: Tree, module: str) -> str | None:

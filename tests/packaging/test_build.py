@@ -76,11 +76,18 @@ def test_a_test_needs_its_runner_and_the_shared_fixtures(tmp_path):
   files = {'tests/conftest.py': 'import os\n', 'tests/test_a.py': 'def test_a():\n  assert 1\n'}
   build = """
 py_library(name = 'conftest', srcs = ['tests/conftest.py'])
-py_test(name = 'test_a', srcs = ['tests/test_a.py'])
+py_test(name = 'test_a', srcs = ['tests/test_a.py'], main_module = 'pytest')
 """
   assert _problems(tmp_path, build, files) == [
-    ":test_a: add ':conftest' to deps (every py_test has it)",
-    ":test_a: add '@pip//pytest' to deps (every py_test has it)",
+    ":test_a: add '@pip//pytest' to deps (main_module is pytest)",
+    ":test_a: add ':conftest' to deps (pytest loads it)",
+  ]
+
+
+def test_a_program_needs_the_library_of_its_main_module(tmp_path):
+  build = BUILD + "py_binary(name = 'step_main', srcs = [], main_module = 'core.step')\n"
+  assert _problems(tmp_path, build) == [
+    ":step_main: add ':step' to deps (main_module is core.step)"
   ]
 
 
