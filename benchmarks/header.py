@@ -12,7 +12,7 @@ def lines(
   options: flags.Options,
   devices: Sequence[str],
   data_format: str,
-  epoch_size: int,
+  epoch_size: int | None,
   versions: Mapping[str, Any],
 ) -> list[str]:
   """One line a fact.
@@ -21,7 +21,7 @@ def lines(
     options: complete.
     devices: device strings.
     data_format: layout of the model.
-    epoch_size: images a pass over the data.
+    epoch_size: images a pass over the data; None if they weren't counted.
     versions: from `machine.describe`.
   """
   on_cpu = options.device == 'cpu'
@@ -41,11 +41,12 @@ def lines(
     facts.append(('Num batches', f'{options.num_batches}'))
   elif options.eval:
     facts.append(('Num batches', 'all validation files'))
-  epochs = options.num_epochs
-  if options.num_batches is not None:
+  if options.num_epochs is not None:
+    facts.append(('Num epochs', f'{options.num_epochs:.2f} of {epoch_size} images'))
+  elif options.num_batches is not None and epoch_size is not None:
     epochs = options.num_batches * options.batch_size * len(devices) / epoch_size
+    facts.append(('Num epochs', f'{epochs:.2f} of {epoch_size} images'))
   facts += [
-    ('Num epochs', f'{1 if epochs is None else epochs:.2f} of {epoch_size} images'),
     ('Devices', f'{list(devices)}'),
     ('Processor', f'{versions["cpu"]}, {versions["cores"]} cores'),
     ('Data format', data_format),
@@ -54,7 +55,7 @@ def lines(
   if options.optimizer is not None:
     facts += [
       ('Optimizer', options.optimizer),
-      ('Learn. rate', f'{options.init_learning_rate:g}'),
+      ('Learn. rate', f'{options.init_learning_rate:g}{_rate_note(options)}'),
     ]
   place = options.local_parameter_device
   where = {None: '', 'cpu': ', on the CPU', 'gpu': ', on the compute devices'}[place]
@@ -65,8 +66,15 @@ def lines(
     ('oneDNN', {'default': "TensorFlow's default"}.get(machine.onednn(), machine.onednn()))
   )
   chosen = options.chosen()
-  facts.append(('Defaults', ' '.join(options.spelled(name) for name in chosen) or 'none'))
+  facts.append(('Chosen', ' '.join(options.spelled(name) for name in chosen) or 'nothing'))
   return [f'{label + ":" if label else "":<12} {text}' for label, text in facts]
+
+
+def _rate_note(options: flags.Options) -> str:
+  """How the learning rate was chosen, if it was."""
+  if 'init_learning_rate' in options.given or options.optimizer not in flags.optimizer.LINEAR:
+    return ''
+  return f' (0.1 * {flags.optimizer.batch(options)} / 256)'
 
 
 def _precision(use_fp16: bool, on_cpu: bool) -> str:

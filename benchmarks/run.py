@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 if __package__ in (None, ''):  # python benchmarks/run.py: find the checkout, not benchmarks/
   sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from benchmarks import flags, header, machine, progress, results, speed
+from benchmarks import flags, header, machine, progress, results, speed, startup
 import hpm
 from hpm.errors import DataError, UsageError
 
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str]) -> int:
 def benchmark(options: flags.Options, record: dict[str, Any]) -> None:
   """Devices, parts, header, loop; what is learned on the way goes into `record`."""
   started = time.perf_counter()
-  devices = choose_devices(options.device, options.num_gpus)
+  devices = startup.devices(options.device, options.num_gpus)
   flags.complete(options, devices)
 
   precision = hpm.precision.create('fp16' if options.use_fp16 else 'fp32')
@@ -99,7 +99,10 @@ def benchmark(options: flags.Options, record: dict[str, Any]) -> None:
     'batch_size_per_device': options.batch_size,
     'batch_size_global': options.batch_size * len(devices),
   }
-  epoch_size = pipeline.epoch_size or flags.data.SYNTHETIC_EPOCH
+  if options.data_dir is None:
+    epoch_size = flags.data.SYNTHETIC_EPOCH
+  else:  # counted only where it is needed: of a large data set that takes a while
+    epoch_size = pipeline.epoch_size if options.num_epochs is not None else None
   for line in header.lines(options, devices, model.data_format, epoch_size, record['machine']):
     say(line)
   say('=' * 10)
@@ -126,19 +129,6 @@ def benchmark(options: flags.Options, record: dict[str, Any]) -> None:
   if options.train_dir is not None:
     record['checkpoint'] = hpm.checkpoint.save(options.train_dir, step)
     say(f'Saved {record["checkpoint"]}')
-
-
-def choose_devices(kind: str | None, count: int | None) -> tuple[str, ...]:
-  """Imports TensorFlow, quietly, and selects the devices."""
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
-  if kind != 'gpu':
-    # Off by default on many processors, where it is worth a third of ResNet-50's speed.
-    os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '1')
-  import tensorflow as tf
-
-  if kind is None:
-    kind = 'gpu' if tf.config.list_physical_devices('GPU') else 'cpu'
-  return hpm.devices.select(kind, count)
 
 
 def resume(
@@ -184,6 +174,8 @@ def watched(
   """
   import tensorflow as tf
 
+  from hpm.pipelines import synthetic
+
   running = step.run(pipeline.dataset(), num_steps)
   for number in itertools.count(1):
     begun = time.perf_counter()
@@ -195,7 +187,7 @@ def watched(
     except tf.errors.ResourceExhaustedError as error:
       raise RunError(f'out of memory in step {number}: lower --batch_size') from error
     except tf.errors.OpError as error:
-      if pipeline.epoch_size is None:  # no records: the fault is not the data's
+      if isinstance(pipeline, synthetic.SyntheticPipeline):  # the fault can't be the data's
         raise
       raise pipeline.explain(error, position) from error
     seconds = time.perf_counter() - begun
@@ -234,7 +226,7 @@ def measure(
       if number == 1 or number % options.display_every == 0:
         say(timed.line(number, step.loss))
       advance()
-    wall, cpu = time.perf_counter() - begun, time.process_time() - cpu_before
+      wall, cpu = time.perf_counter() - begun, time.process_time() - cpu_before
   if not timed.seconds:
     raise DataError(
       'the data ended before the first timed step, so nothing was measured: '
@@ -261,7 +253,7 @@ def evaluate(
       if timed.seconds and number % options.display_every == 0:
         say(f'{number}\t{timed.mean:.1f} examples/sec')
       advance()
-    wall, cpu = time.perf_counter() - begun, time.process_time() - cpu_before
+      wall, cpu = time.perf_counter() - begun, time.process_time() - cpu_before
   loss, top_1, top_5, images = totals
   record['accuracy'] = {
     'top_1': float(top_1 / images),

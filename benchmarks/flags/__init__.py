@@ -36,9 +36,15 @@ _KINDS = {
 
 
 class Options(types.SimpleNamespace):
-  """The flags' values by name; `given` holds those that the command line set."""
+  """The flags' values by name.
+
+  Attributes:
+    given: those that the command line set.
+    open: names of those that it left to `complete`, which have no fixed default.
+  """
 
   given: dict[str, Any]
+  open: list[str]
 
   def refuse_given(self, names: Sequence[str], reason: str) -> None:
     """UsageError if the command line set one of these flags."""
@@ -52,14 +58,14 @@ class Options(types.SimpleNamespace):
 
   def values(self) -> dict[str, Any]:
     """Flag name -> value, given or chosen."""
-    return {name: value for name, value in vars(self).items() if name != 'given'}
+    return {name: value for name, value in vars(self).items() if name not in ('given', 'open')}
 
   def chosen(self) -> dict[str, Any]:
-    """Flag name -> value of what was left to the driver and is in effect."""
+    """Flag name -> value of what was left open and has been decided for this machine."""
     return {
       name: value
       for name, value in self.values().items()
-      if name not in self.given and value is not None and value is not False
+      if name in self.open and value is not None
     }
 
 
@@ -85,6 +91,7 @@ def parse(arguments: Sequence[str]) -> Options | None:
     raise UsageError(f'unexpected {rest[0]!r}: flags are written --name=value')
   options = Options(**{name: values[name].value for name in values})
   options.given = {name: values[name].value for name in values if values[name].present}
+  options.open = [name for name in values if values[name].value is None]
   for concern in CONCERNS:
     concern.check(options)
   return options

@@ -40,6 +40,11 @@ def check(options) -> None:
 
 def complete(options) -> None:
   if options.init_learning_rate is None:
-    alone = options.variable_update == 'independent'
-    batch = options.batch_size * (1 if alone else options.num_gpus)
-    options.init_learning_rate = 0.1 * batch / 256 if options.optimizer in LINEAR else 0.001
+    linear = options.optimizer in LINEAR
+    options.init_learning_rate = 0.1 * batch(options) / 256 if linear else 0.001
+
+
+def batch(options) -> int:
+  """Images behind one update: the global batch, or where nothing is shared that of one device."""
+  alone = options.variable_update == 'independent'
+  return options.batch_size * (1 if alone else options.num_gpus)

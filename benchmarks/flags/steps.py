@@ -9,7 +9,7 @@ from hpm.errors import UsageError
 TITLE = 'Steps'
 
 # Where the flags are left out: on CPU devices so few that the run ends in minutes.
-NUM_BATCHES = {'gpu': 100, 'cpu': 20}
+NUM_BATCHES = {'gpu': 100, 'cpu': 30}
 NUM_WARMUP_BATCHES = {'gpu': 10, 'cpu': 2}
 
 

@@ -1,0 +1,75 @@
+"""TensorFlow's import and its devices, without the noise that it makes on the way."""
+
+from collections.abc import Iterator
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+
+from benchmarks import machine
+from hpm.errors import UsageError
+
+__all__ = ['devices']
+
+_LEVEL = 'TF_CPP_MIN_LOG_LEVEL'
+_LEVEL_ERRORS = '2'
+
+
+def devices(kind: str | None, count: int | None) -> tuple[str, ...]:
+  """Imports and starts TensorFlow; device strings as from `hpm.devices.select`.
+
+  Args:
+    kind: 'cpu', 'gpu', or None for GPUs if TensorFlow sees any, otherwise CPU devices.
+    count: number of devices; None for all GPUs, or two logical CPU devices.
+
+  Raises:
+    UsageError: TensorFlow doesn't see so many GPUs.
+  """
+  if kind != 'gpu':
+    # Off by default on many processors, where it is worth a third of ResNet-50's speed.
+    os.environ.setdefault(machine.ONEDNN, '1')
+  with _quiet() as hidden:
+    import tensorflow as tf
+
+    import hpm
+
+    if kind is None:
+      kind = 'gpu' if tf.config.list_physical_devices('GPU') else 'cpu'
+    try:
+      selected = hpm.devices.select(kind, count)
+    except UsageError as error:
+      hint = f' ({_LEVEL}=0 shows what TensorFlow says of it)' if hidden else ''
+      raise UsageError(f'{error}{hint}') from None
+    if kind == 'cpu':
+      tf.config.set_visible_devices([], 'GPU')  # or TensorFlow would take their memory
+    tf.config.list_logical_devices()  # starts the runtime, which fixes the devices
+  return selected
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[bool]:
+  """Holds back what C++ code writes to stderr; shows it if the block fails for no known reason.
+
+  TensorFlow's own variable for it doesn't reach the lines that are written before its log is set
+  up. A user who sets that variable sees everything as TensorFlow decides; then this yields False.
+  """
+  if os.environ.setdefault(_LEVEL, _LEVEL_ERRORS) != _LEVEL_ERRORS:
+    yield False
+    return
+  sys.stderr.flush()
+  kept = os.dup(2)
+  with tempfile.TemporaryFile() as held:
+    os.dup2(held.fileno(), 2)
+    try:
+      yield True
+    except (UsageError, KeyboardInterrupt):
+      raise
+    except BaseException:
+      os.dup2(kept, 2)
+      held.seek(0)
+      shutil.copyfileobj(held, os.fdopen(os.dup(2), 'wb'))
+      raise
+    finally:
+      os.dup2(kept, 2)
+      os.close(kept)
