@@ -21,6 +21,9 @@ __all__ = ['Target', 'problems', 'read_targets']
 
 RULES = ('py_library', 'py_binary', 'py_test')
 
+# Packages that a file finds by their names, to read the photographs inside them.
+FOUND_BY_NAME = {'hpm/pipelines/sample.py': ('skimage', 'sklearn')}
+
 CONFTEST = ':conftest'  # pytest loads it beside each test file, which doesn't import it
 
 # Imported only where they are installed, and refused with the install command elsewhere. DALI's
@@ -86,17 +89,12 @@ def _file_problems(tree: Tree, targets: list[Target]) -> Iterator[str]:
 def _dep_problems(tree: Tree, targets: list[Target]) -> Iterator[str]:
   holder = {source: target.label for target in targets for source in target.srcs}
   for target in targets:
-    needed = {}  # dep -> what needs it
-    if target.main_module:
-      dep = _dep(tree, holder, target.main_module)
-      needed[dep] = f'main_module is {target.main_module}'
+    needed = {}  # dep -> the first thing that needs it
+    for module, reason in _needs(tree, target):
+      if dep := _dep(tree, holder, module):
+        needed.setdefault(dep, reason)
     if target.main_module == 'pytest':
       needed[CONFTEST] = 'pytest loads it'
-    for file in tree.files:
-      if file in target.srcs:
-        for item in tree.imports(file):
-          if dep := _dep(tree, holder, item.module):
-            needed.setdefault(dep, f'{file}:{item.line} imports {item.module}')
     needed.pop(target.label, None)
     for dep, reason in needed.items():
       if dep not in target.deps:
@@ -104,6 +102,17 @@ def _dep_problems(tree: Tree, targets: list[Target]) -> Iterator[str]:
     for dep in target.deps:
       if dep not in needed:
         yield f'{target.label}: remove {dep!r} from deps (no file of the target imports it)'
+
+
+def _needs(tree: Tree, target: Target) -> Iterator[tuple[str, str]]:
+  """Modules that the target can't do without, each with the reason."""
+  if target.main_module:
+    yield target.main_module, f'main_module is {target.main_module}'
+  for file in sorted(set(target.srcs).intersection(tree.files)):
+    for item in tree.imports(file):
+      yield item.module, f'{file}:{item.line} imports {item.module}'
+    for module in FOUND_BY_NAME.get(file, ()):
+      yield module, f'{file} looks for {module}'
 
 
 def _dep(tree: Tree, holder: dict[str, str], module: str) -> str | None:
