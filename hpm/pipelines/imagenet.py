@@ -118,7 +118,12 @@ class ImageNetPipeline(base.Pipeline):
       samples = self._samples(self._first_sample).map(
         self._decode, num_parallel_calls=self._num_parallel_calls, deterministic=True
       )
-      batches = samples.batch(self.batch_size, drop_remainder=self._num_epochs is None)
+      endless = self._num_epochs is None
+      batches = samples.batch(self.batch_size, drop_remainder=endless)
+      if endless:  # said to consumers, who may then count on full batches
+        batches = batches.apply(
+          tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
+        )
       options = tf.data.Options()
       options.deterministic = True
       options.autotune.enabled = False  # nothing is left to tune, and its buffers grow

@@ -14,9 +14,11 @@ bounding boxes are drawn at random: they are no annotations. The synsets, n90000
 WordNet's. The file names end in the photograph's name.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import concurrent.futures
+import contextlib
 import dataclasses
+import functools
 import hashlib
 import importlib.util
 import io
@@ -117,25 +119,36 @@ def write_sample(out: str, num_images: int = 640, seed: int = 0) -> Sample:
   if os.path.isdir(out) and os.listdir(out):
     _check_same(out, options)
     return _describe(out, num_images, already_there=True)
-  photographs = _load_photographs()
-  os.makedirs(os.path.dirname(out), exist_ok=True)
-  building = tempfile.mkdtemp(prefix=f'.{os.path.basename(out)}-', dir=os.path.dirname(out))
-  try:
+  example = functools.partial(
+    _example, seed=seed, photographs=_load_photographs(), grain=_grain(seed)
+  )
+  with _appearing_whole(out) as building:
     shards: dict[str, str] = {}
     for split, count, num_shards in _splits(num_images):
-      shards |= _write_split(building, split, count, num_shards, seed, photographs)
+      shards |= _write_split(building, split, count, num_shards, seed, example)
+    manifest = options | {'classes': [kind.name for kind in KINDS], 'shards': shards}
     with open(os.path.join(building, _MANIFEST), 'w', encoding='utf-8') as file:
-      json.dump(
-        options | {'classes': [kind.name for kind in KINDS], 'shards': shards}, file, indent=2
-      )
-    os.chmod(building, 0o755)
+      json.dump(manifest, file, indent=2)
+  return _describe(out, num_images, already_there=False)
+
+
+@contextlib.contextmanager
+def _appearing_whole(out: str) -> Iterator[str]:
+  """A directory beside `out` that takes its name when all went well, and vanishes if not."""
+  try:
+    os.makedirs(os.path.dirname(out), exist_ok=True)
+  except (FileExistsError, NotADirectoryError) as error:
+    raise UsageError(f'--out={out} lies below {error.filename}, which is a file') from None
+  building = tempfile.mkdtemp(prefix=f'.{os.path.basename(out)}-', dir=os.path.dirname(out))
+  try:
+    yield building
+    os.chmod(building, 0o755)  # mkdtemp lets nobody else read it
     if os.path.isdir(out):
-      os.rmdir(out)
+      os.rmdir(out)  # it is empty
     os.rename(building, out)
   except BaseException:
     shutil.rmtree(building, ignore_errors=True)
     raise
-  return _describe(out, num_images, already_there=False)
 
 
 def _splits(num_images: int) -> tuple[tuple[str, int, int], ...]:
@@ -217,29 +230,30 @@ def _package_dir(module: str, below: str, distribution: str) -> str:
 
 
 def _write_split(
-  out: str, split: str, count: int, num_shards: int, seed: int, photographs: dict[str, Any]
+  out: str,
+  split: str,
+  count: int,
+  num_shards: int,
+  seed: int,
+  example: Callable[[str, int], bytes],
 ) -> dict[str, str]:
-  """Writes one split's shards; returns file name -> SHA-256."""
-  grain = _grain(seed)
+  """Writes one split's shards of `example(split, index)`; returns file name -> SHA-256."""
   order = list(range(count))
   random.Random(f'{seed}/{split}/order').shuffle(order)  # so that a shard holds all classes
   names = [f'{split}-{shard:05d}-of-{num_shards:05d}' for shard in range(num_shards)]
   bounds = [count * shard // num_shards for shard in range(num_shards + 1)]
 
-  def example(index: int) -> bytes:
-    return _example(split, index, seed, photographs, grain)
-
   # Threads do: Pillow and NumPy let go of the interpreter's lock.
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
     for name, start, end in zip(names, bounds, bounds[1:], strict=False):
       with open(os.path.join(out, name), 'wb') as file:
-        for data in pool.map(example, order[start:end]):
+        for data in pool.map(functools.partial(example, split), order[start:end]):
           records.write_record(file, data)
   return {name: _digest(os.path.join(out, name)) for name in names}
 
 
 def _example(
-  split: str, index: int, seed: int, photographs: dict[str, Any], grain: np.ndarray
+  split: str, index: int, *, seed: int, photographs: dict[str, Any], grain: np.ndarray
 ) -> bytes:
   """One record, decided by split, index and seed alone."""
   rng = random.Random(f'{seed}/{split}/{index}')
@@ -306,9 +320,9 @@ def _cut(photograph: Any, rng: random.Random, grain: np.ndarray) -> Any:
 
 
 def _grain(seed: int) -> np.ndarray:
-  """Sensor grain, mostly of brightness: int8 [2048, 2048, 3]. Enlarged crops have none left."""
+  """Sensor grain, mostly of brightness: int8 [1408, 1408, 3]. Enlarged crops have none left."""
   rng = np.random.default_rng([seed & 0xFFFFFFFF, 0x6772])
-  shape = (2048, 2048)
+  shape = (1408, 1408)
   brightness = rng.standard_normal(shape, np.float32)[..., None] * 5.0
   colour = rng.standard_normal((*shape, 3), np.float32) * 2.5
   return np.rint(np.clip(brightness + colour, -127, 127)).astype(np.int8)
