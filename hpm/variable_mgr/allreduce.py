@@ -11,6 +11,7 @@ that forms each part in one place.
 from collections.abc import Sequence
 import itertools
 from typing import Any, Protocol
+import weakref
 
 import tensorflow as tf
 
@@ -85,6 +86,8 @@ class Collective:
     self._hint = hint
     self._timeout_s = timeout_s
     self._group_key = next(self._group_keys)
+    # Graph -> device -> name of its last collective: names, since an op would keep its graph alive.
+    self._last: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
     self.variables: list[tf.Variable] = []
 
   def __call__(self, tensors: Lists) -> list[list[tf.Tensor]]:
@@ -93,6 +96,8 @@ class Collective:
     if not self.variables:
       self.variables = [self._token(device) for device in self._devices]
     keys = [next(self._instance_keys) for _ in tensors[0]]
+    graph = tf.compat.v1.get_default_graph()
+    last = self._last.setdefault(graph, {})  # a step reduces gradients and state, in two calls
     sums = []
     for device, token, values in zip(self._devices, self.variables, tensors, strict=True):
       with tf.device(device):
@@ -100,20 +105,21 @@ class Collective:
         group = tf.constant(self._group_key)
         result: list[tf.Tensor] = []
         for key, value in zip(keys, values, strict=True):
-          with tf.control_dependencies(result[-1:]):
-            result.append(
-              tf.raw_ops.CollectiveReduceV2(
-                input=value,
-                group_size=size,
-                group_key=group,
-                instance_key=tf.constant(key),
-                ordering_token=[token.handle],
-                merge_op='Add',
-                final_op='Id',
-                communication_hint=self._hint,
-                timeout_seconds=self._timeout_s,
-              )
+          before = [graph.get_operation_by_name(last[device])] if device in last else []
+          with tf.control_dependencies(before):
+            reduced = tf.raw_ops.CollectiveReduceV2(
+              input=value,
+              group_size=size,
+              group_key=group,
+              instance_key=tf.constant(key),
+              ordering_token=[token.handle],
+              merge_op='Add',
+              final_op='Id',
+              communication_hint=self._hint,
+              timeout_seconds=self._timeout_s,
             )
+          last[device] = reduced.op.name
+          result.append(reduced)
         sums.append(result)
     return sums
 
