@@ -22,7 +22,7 @@ def lines(
     devices: device strings.
     data_format: layout of the model.
     epoch_size: images a pass over the data; None if they weren't counted.
-    versions: from `machine.describe`.
+    versions: from `machine.describe`, and the names of the GPUs.
   """
   on_cpu = options.device == 'cpu'
   synthetic = options.data_dir is None
@@ -49,6 +49,7 @@ def lines(
   facts += [
     ('Devices', f'{list(devices)}'),
     ('Processor', f'{versions["cpu"]}, {versions["cores"]} cores'),
+    *[('GPU', name) for name in dict.fromkeys(versions['gpus'])],
     ('Data format', data_format),
     ('Precision', _precision(options.use_fp16, on_cpu)),
   ]

@@ -92,6 +92,7 @@ def benchmark(options: flags.Options, record: dict[str, Any]) -> None:
   manager = hpm.variable_mgr.create(
     options.variable_update, devices, **flags.variables.manager_options(options)
   )
+  record['machine']['gpus'] = startup.gpu_names(devices)
   record |= {
     'model': model.name,
     'num_parameters': model.num_params,
@@ -174,8 +175,9 @@ def watched(
   """
   import tensorflow as tf
 
-  from hpm.pipelines import synthetic
+  from hpm.pipelines.synthetic import SyntheticPipeline
 
+  inference = isinstance(step, hpm.EvalStep)
   running = step.run(pipeline.dataset(), num_steps)
   for number in itertools.count(1):
     begun = time.perf_counter()
@@ -187,17 +189,15 @@ def watched(
     except tf.errors.ResourceExhaustedError as error:
       raise RunError(f'out of memory in step {number}: lower --batch_size') from error
     except tf.errors.OpError as error:
-      if isinstance(pipeline, synthetic.SyntheticPipeline):  # the fault can't be the data's
+      if isinstance(pipeline, SyntheticPipeline):  # the fault can't be the data's
         raise
       raise pipeline.explain(error, position) from error
     seconds = time.perf_counter() - begun
-    if isinstance(step, hpm.EvalStep):  # it reports sums
+    if inference:  # it reports sums
       loss /= max(images, 1)
     if not math.isfinite(loss):
-      raise RunError(
-        f'the loss is {loss} in step {number} of this run, warm-up included: '
-        'lower --init_learning_rate'
-      )
+      cause = 'the weights have overflowed' if inference else 'lower --init_learning_rate'
+      raise RunError(f'the loss is {loss} in step {number} of this run (warm-up included): {cause}')
     position += images
     yield Step(seconds, images, loss, metrics)
 

@@ -1,6 +1,6 @@
 """TensorFlow's import and its devices, without the noise that it makes on the way."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 import contextlib
 import os
 import shutil
@@ -10,7 +10,7 @@ import tempfile
 from benchmarks import machine
 from hpm.errors import UsageError
 
-__all__ = ['devices']
+__all__ = ['devices', 'gpu_names']
 
 _LEVEL = 'TF_CPP_MIN_LOG_LEVEL'
 _LEVEL_ERRORS = '2'
@@ -45,6 +45,19 @@ def devices(kind: str | None, count: int | None) -> tuple[str, ...]:
       tf.config.set_visible_devices([], 'GPU')  # or TensorFlow would take their memory
     tf.config.list_logical_devices()  # starts the runtime, which fixes the devices
   return selected
+
+
+def gpu_names(devices: Sequence[str]) -> list[str]:
+  """What the GPUs among `devices` are sold as, in their order."""
+  import tensorflow as tf
+
+  gpus = tf.config.list_physical_devices('GPU')
+  details = tf.config.experimental.get_device_details
+  return [
+    details(gpus[int(device.rpartition(':')[2])]).get('device_name', 'unknown')
+    for device in devices
+    if 'GPU' in device
+  ]
 
 
 @contextlib.contextmanager

@@ -125,22 +125,25 @@ def help_text() -> str:
 
 
 def next_command(options: Options) -> list[str]:
-  """Flags of a command worth trying after this one: valid whenever these are."""
-  given = dict(options.given)
-  if options.eval:
-    for name in ('eval', 'num_batches'):
+  """Flags of a command worth trying after this one; they go together whenever these do."""
+  given = {name: value for name, value in options.given.items() if name != 'result_json'}
+
+  def drop(*names: str) -> None:
+    for name in names:
       given.pop(name, None)
+
+  if options.eval:  # train on
+    drop('eval', 'num_batches')
   elif options.train_dir is not None and options.data_dir is not None:
-    for name in ('num_batches', 'num_epochs', 'num_warmup_batches', *mode.UPDATES):
-      given.pop(name, None)
+    drop('num_batches', 'num_epochs', 'num_warmup_batches', *mode.UPDATES, *variables.NAMES)
     given['eval'] = True
-  elif 'variable_update' not in given or options.variable_update == 'replicated':
-    for name in variables.NAMES:
-      given.pop(name, None)
-    given['variable_update'] = 'parameter_server'
-  else:
-    given['batch_size'] = 2 * options.batch_size
-  given.pop('result_json', None)
+  else:  # the next mode; after the last of them, the first with a larger batch
+    managers = ['replicated', 'parameter_server', 'independent']
+    following = managers.index(options.variable_update) + 1
+    drop(*variables.NAMES)
+    given['variable_update'] = managers[following % len(managers)]
+    if following == len(managers) and options.num_epochs is None:
+      given['batch_size'] = 2 * options.batch_size
   return [f'--{name}={_text(value)}' for name, value in given.items()]
 
 

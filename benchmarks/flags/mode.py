@@ -37,6 +37,10 @@ def check(options) -> None:
     UPDATES,
     f'has no effect with --{mode}, which updates nothing: drop it',
   )
+  if options.variable_update == 'replicated':  # there it says where gradients are summed
+    options.refuse_given(
+      ['local_parameter_device'], f'has no effect on replicated variables with --{mode}: drop it'
+    )
   if options.forward_only:
     options.refuse_given(
       ['train_dir'],
@@ -49,6 +53,11 @@ def check(options) -> None:
     'has no effect with --eval, which goes once over the validation files: drop it '
     '(--num_batches=N stops after N steps)',
   )
+  if options.variable_update == 'independent':
+    raise UsageError(
+      '--variable_update=independent has a model of its own on each device, and --eval asks for '
+      'the accuracy of one: drop it, and the checkpoint of device 0 is evaluated'
+    )
   if options.train_dir is None:
     raise UsageError('--eval needs --train_dir, the directory of the checkpoints to evaluate')
   if options.data_dir is None:
@@ -58,6 +67,8 @@ def check(options) -> None:
 def complete(options) -> None:
   if options.eval or options.forward_only:  # nothing is updated, nothing reduced
     options.optimizer = options.init_learning_rate = options.all_reduce_spec = None
+    if options.variable_update == 'replicated':
+      options.local_parameter_device = None
 
 
 def title(options) -> str:
