@@ -190,6 +190,10 @@ class TrainStep:
   def _build_tower(self, params, state, images, labels, rng, scale):
     """Normalise, model, loss, gradients: traced once, called on every device."""
     self.num_traces += 1
+    maybe_empty = not images.shape[0]
+    if maybe_empty:
+      num_samples = tf.shape(images)[0]
+      images, labels = _never_empty(images, labels)
     images = self._preprocess(images, self.model.dtype, self.model.data_format)
     with tf.GradientTape() as tape:
       tape.watch(params)
@@ -199,13 +203,14 @@ class TrainStep:
         losses += weight * self._loss(labels, logits)
       if forward.penalty is not None:  # part of the mean loss, so it counts once a sample
         losses += forward.penalty
+      if maybe_empty:
+        losses = losses[:num_samples]
       loss = tf.reduce_sum(losses)
       objective = loss * scale
     gradients = tape.gradient(objective, params, unconnected_gradients='zero')
     new_state = forward.new_state
-    if not images.shape[0]:  # none, or not known
-      # Statistics of zero samples are NaN, and 0 * NaN would still be.
-      some = tf.shape(images)[0] > 0
+    if maybe_empty:
+      some = num_samples > 0
       new_state = {name: tf.where(some, new_state[name], state[name]) for name in state}
     return gradients, new_state, loss
 
@@ -270,14 +275,32 @@ class EvalStep:
       return EvalMetrics(loss, top_1, top_5, tf.add_n(counts))
 
   def _build_tower(self, params, state, images, labels):
+    maybe_empty = not images.shape[0]
+    if maybe_empty:
+      num_samples = tf.shape(images)[0]
+      images, labels = _never_empty(images, labels)
     images = self._preprocess(images, self.model.dtype, self.model.data_format)
     logits, _ = self.model.apply(params, state, images, training=False)
+    if maybe_empty:
+      logits, labels = logits[:num_samples], labels[:num_samples]
     ranked = min(5, logits.shape[-1])
     return (
       tf.reduce_sum(self._loss(labels, logits)),
       _count(tf.math.in_top_k(labels, logits, 1)),
       _count(tf.math.in_top_k(labels, logits, ranked)),
     )
+
+
+def _never_empty(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, ...]:
+  """Appends a blank sample to an empty batch; the caller leaves it out of sums and statistics.
+
+  Kernels are not to be trusted with no samples: oneDNN's convolution then returns a wrong shape,
+  and batch statistics are NaN.
+  """
+  missing = tf.maximum(1 - tf.shape(images)[0], 0)
+  return tuple(
+    tf.concat([t, tf.zeros([missing, *t.shape[1:]], t.dtype)], 0) for t in (images, labels)
+  )
 
 
 def _count(hits: tf.Tensor) -> tf.Tensor:

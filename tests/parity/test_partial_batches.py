@@ -66,7 +66,7 @@ def test_the_end_of_the_data_agrees_with_the_simulation(mode, end, sizes, cpu_de
 
 
 @pytest.mark.parametrize('mode', harness.SYNCHRONOUS)
-@pytest.mark.parametrize('sizes', [[4, 1], [1, 4], [4, 0], [0, 3]])
+@pytest.mark.parametrize('sizes', [[4, 1], [0, 3]])
 def test_batches_given_directly_may_differ_in_size(mode, sizes, cpu_devices):
   steps = harness.random_steps([sizes] * 5)
   step = harness.create_step(harness.create_manager(mode, cpu_devices[:2]), loss_scale=128.0)
@@ -74,9 +74,8 @@ def test_batches_given_directly_may_differ_in_size(mode, sizes, cpu_devices):
 
 
 @pytest.mark.parametrize('mode', harness.SYNCHRONOUS)
-@pytest.mark.parametrize('sizes', [[4, 1], [4, 0]])
-def test_a_session_takes_batches_that_differ_in_size(mode, sizes, cpu_devices):
-  steps = harness.random_steps([sizes] * 5)
+def test_a_session_takes_batches_that_differ_in_size(mode, cpu_devices):
+  steps = harness.random_steps([[4, 1]] * 5)
   result = harness.train_in_session(
     lambda: harness.create_step(harness.create_manager(mode, cpu_devices[:2]), loss_scale=128.0),
     steps,
@@ -110,6 +109,27 @@ def test_batch_norm_statistics_are_the_mean_over_towers_with_the_old_ones_of_an_
   assert harness.relative_error(result.values['state/bn/moving_variance'], variance) <= harness.FP32
   assert all(np.all(np.isfinite(value)) for value in result.values.values())
   harness.assert_replicas_equal(result.copies)
+
+
+@pytest.mark.parametrize('num_devices', [2, 4])
+def test_a_device_without_samples_gets_through_convolution_and_batch_norm(num_devices, cpu_devices):
+  # oneDNN's convolution of no samples has a wrong shape, which only the layer after it notices.
+  def network(b, images):
+    x = tf.nn.relu(b.batch_norm('bn', b.conv('conv', images, 8, 3)))
+    return b.dense('logits', b.global_average_pool(b.max_pool(x, 2, 2)), 5)
+
+  model = hpm.models.Model(network, name='conv_bn', image_shape=(8, 8, 1), num_classes=5)
+  batch, data = dataset(4, 4, (8, 8, 1))
+  manager = harness.create_manager('replicated_spread', cpu_devices[:num_devices])
+  result = run(harness.create_step(manager, model=model), data)
+  alone = harness.train(
+    harness.create_step(harness.create_manager('replicated_spread', cpu_devices[:1]), model=model),
+    [[batch]],
+  )
+  for name, value in alone.values.items():
+    if name.startswith(('params', 'slots')):
+      assert harness.relative_error(result.values[name], value) <= harness.FP32, name
+    assert np.all(np.isfinite(result.values[name]))
 
 
 def test_an_independent_device_without_samples_keeps_its_statistics(cpu_devices):
