@@ -208,10 +208,11 @@ class TrainStep:
       loss = tf.reduce_sum(losses)
       objective = loss * scale
     gradients = tape.gradient(objective, params, unconnected_gradients='zero')
-    new_state = forward.new_state
+    # What the model leaves as it is (frozen variables) the managers needn't move.
+    new_state = {n: value for n, value in forward.new_state.items() if value is not state[n]}
     if maybe_empty:
       some = num_samples > 0
-      new_state = {name: tf.where(some, new_state[name], state[name]) for name in state}
+      new_state = {name: tf.where(some, new_state[name], state[name]) for name in new_state}
     return gradients, new_state, loss
 
 

@@ -31,7 +31,8 @@ class TowerResult:
   Attributes:
     gradients: parameter name -> float32 sum over the tower's samples, times a constant that is the
       same for all towers and that the transform takes out again.
-    state: the new state; the old one if the tower had no samples.
+    state: the new state, without what no step changes (frozen variables); the old one if the tower
+      had no samples.
     num_samples: int64 scalar on the CPU.
   """
 
@@ -204,9 +205,9 @@ class VariableManager:
         gradient = transform.apply(gradients[name], of_transform)
         with tf.control_dependencies([barriers[place]]):
           updates.append(optimizer.apply(variable, slots, gradient, of_optimizer))
-    for name, variable in copy.state.items():
+    for name, value in state.items():
       with tf.control_dependencies([barriers[copy.places[name]]]):
-        updates.append(self._assign(variable, state[name]))
+        updates.append(self._assign(copy.state[name], value))
     return updates
 
   def _scalars(
