@@ -62,6 +62,8 @@ OPTIONAL: dict[str, Any] = {
 
 def validate(result: Mapping[str, Any]) -> None:
   """ValueError that names what is missing, unknown or of the wrong type."""
+  if not isinstance(result, Mapping):
+    raise ValueError(f'not an object but {type(result).__name__}')
   known = {**ALWAYS, **THROUGHPUT, **OPTIONAL}
   problems = [f'no {name}' for name in ALWAYS if name not in result]
   problems += [f'unknown {name}' for name in result if name not in known]

@@ -315,7 +315,7 @@ def recorded(options: flags.Options, record: dict[str, Any]) -> Iterator[None]:
   except BaseException as error:
     for name in results.THROUGHPUT:
       record.pop(name, None)
-    record['reason'] = f'{type(error).__name__}: {error}'
+    record['reason'] = f'{type(error).__name__}: {error}'.removesuffix(': ')
     raise
   finally:
     record['flags'] = options.values()

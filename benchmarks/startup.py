@@ -41,8 +41,8 @@ def devices(kind: str | None, count: int | None) -> tuple[str, ...]:
     except UsageError as error:
       hint = f' ({_LEVEL}=0 shows what TensorFlow says of it)' if hidden else ''
       raise UsageError(f'{error}{hint}') from None
-    if kind == 'cpu':
-      tf.config.set_visible_devices([], 'GPU')  # or TensorFlow would take their memory
+    if kind == 'cpu' and tf.config.list_physical_devices('GPU'):
+      tf.config.set_visible_devices([], 'GPU')  # or TensorFlow would take all their memory
     tf.config.list_logical_devices()  # starts the runtime, which fixes the devices
   return selected
 

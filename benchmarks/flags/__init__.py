@@ -12,6 +12,7 @@ Nothing here imports TensorFlow: --help and wrong flags are answered before that
 """
 
 from collections.abc import Sequence
+import textwrap
 import types
 from typing import Any
 
@@ -27,6 +28,7 @@ __all__ = ['CONCERNS', 'Options', 'complete', 'help_text', 'next_command', 'pars
 CONCERNS = (model, devices, data, variables, optimizer, mode, steps, output)
 
 _HELP = {'--help', '-h', '-help', '--h', '-?', '--helpfull', '--helpshort', '--help=true'}
+_INDENT = 6 * ' '
 _KINDS = {
   'string': ('NAME', 'a text is'),
   'int': ('N', 'a whole number is'),
@@ -119,7 +121,7 @@ def help_text() -> str:
     for name in values:
       flag = values[name]
       lines.append(f'  --{name}={_KINDS[flag.flag_type()][0]}')
-      lines.extend(f'      {line.strip()}' for line in flag.help.splitlines())
+      lines += textwrap.wrap(flag.help, 94, initial_indent=_INDENT, subsequent_indent=_INDENT)
     lines.append('')
   return '\n'.join(lines).rstrip()
 

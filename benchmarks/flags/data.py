@@ -18,7 +18,7 @@ def define(values: flags.FlagValues) -> None:
   flags.DEFINE_string(
     'data_dir',
     None,
-    'Directory of the TFRecords train-*-of-* and validation-*-of-*. Default: synthetic data.\n'
+    'Directory of the TFRecords train-*-of-* and validation-*-of-*. Default: synthetic data. '
     'A small one to try: python -m hpm.pipelines sample --out=DIR',
     flag_values=values,
   )

@@ -18,7 +18,7 @@ def define(values: flags.FlagValues) -> None:
   flags.DEFINE_integer(
     'num_gpus',
     None,
-    'Number of compute devices of the kind that --device names: --device=cpu --num_gpus=2\n'
+    'Number of compute devices of the kind that --device names: --device=cpu --num_gpus=2 '
     'makes two logical CPU devices. Default: all GPUs, or two logical CPU devices.',
     flag_values=values,
   )

@@ -18,7 +18,7 @@ def define(values: flags.FlagValues) -> None:
   flags.DEFINE_integer(
     'batch_size',
     None,
-    'Images per device and step; the global batch is this times the devices.\n'
+    'Images per device and step; the global batch is this times the devices. '
     f'Default: {BATCH_SIZE["gpu"]} on GPUs, {BATCH_SIZE["cpu"]} on CPU devices.',
     flag_values=values,
   )

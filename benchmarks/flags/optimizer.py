@@ -24,7 +24,7 @@ def define(values: flags.FlagValues) -> None:
   flags.DEFINE_float(
     'init_learning_rate',
     None,
-    'The learning rate, constant. Default: 0.1 * global batch / 256 (independent: the batch of\n'
+    'The learning rate, constant. Default: 0.1 * global batch / 256 (independent: the batch of '
     f'one device) for {", ".join(LINEAR)}; 0.001 otherwise.',
     flag_values=values,
   )

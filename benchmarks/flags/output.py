@@ -13,7 +13,7 @@ def define(values: flags.FlagValues) -> None:
   flags.DEFINE_string(
     'train_dir',
     None,
-    'Directory of checkpoints: training goes on from the newest one, if there is any, and\n'
+    'Directory of checkpoints: training goes on from the newest one, if there is any, and '
     'writes one at the end; --eval reads it.',
     flag_values=values,
   )

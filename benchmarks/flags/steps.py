@@ -24,14 +24,14 @@ def define(values: flags.FlagValues) -> None:
   flags.DEFINE_float(
     'num_epochs',
     None,
-    'Instead of --num_batches: train until so many passes over the data are complete, warm-up\n'
+    'Instead of --num_batches: train until so many passes over the data are complete, warm-up '
     'and the steps of a resumed checkpoint included.',
     flag_values=values,
   )
   flags.DEFINE_integer(
     'num_warmup_batches',
     None,
-    'Untimed steps before the timed ones; the first step traces and compiles.\n'
+    'Untimed steps before the timed ones; the first step traces and compiles. '
     f'Default: {NUM_WARMUP_BATCHES["gpu"]} on GPUs, {NUM_WARMUP_BATCHES["cpu"]} on CPU devices.',
     flag_values=values,
   )

@@ -26,15 +26,15 @@ def define(values: flags.FlagValues) -> None:
   flags.DEFINE_string(
     'local_parameter_device',
     None,
-    'Where parameter_server keeps variables and replicated sums gradients: cpu, the host, or\n'
-    'gpu, spread over the compute devices. Default: gpu for replicated, cpu for\n'
+    'Where parameter_server keeps variables and replicated sums gradients: cpu, the host, or '
+    'gpu, spread over the compute devices. Default: gpu for replicated, cpu for '
     'parameter_server.',
     flag_values=values,
   )
   flags.DEFINE_string(
     'all_reduce_spec',
     None,
-    f'How replicated sums gradients: {", ".join(variable_mgr.ALL_REDUCES)}.\n'
+    f'How replicated sums gradients: {", ".join(variable_mgr.ALL_REDUCES)}. '
     'Default: nccl on two or more GPUs, otherwise copy.',
     flag_values=values,
   )
