@@ -21,8 +21,6 @@ __all__ = ['ImageNetPipeline', 'imagenet']
 
 SPLITS = ('train', 'validation')
 
-_PREFETCH = 4  # batches
-
 
 class ImageNetPipeline(base.Pipeline):
   """Batches from `data_dir/split-*-of-*`, ImageNet's TFRecords, checked before anything is built.
@@ -50,6 +48,8 @@ class ImageNetPipeline(base.Pipeline):
     with_ids: adds int64 ids: (index of the file in sorted order << 32) | record in the file.
     label_offset: is added to the records' labels.
     use_bbox: the random crop has to cover a tenth of one of the record's boxes, not of the image.
+    prefetch: batches kept ready. Where several devices take from one pipeline, they take a batch
+      each at a time: give at least their number.
 
   Raises:
     UsageError: an option out of range.
@@ -73,6 +73,7 @@ class ImageNetPipeline(base.Pipeline):
     with_ids: bool = False,
     label_offset: int | None = None,
     use_bbox: bool = False,
+    prefetch: int = 4,
   ):
     super().__init__(batch_size=batch_size, image_size=image_size, num_classes=num_classes)
     if split not in SPLITS:
@@ -95,6 +96,7 @@ class ImageNetPipeline(base.Pipeline):
     if label_offset is None:
       label_offset = 0 if num_classes == 1001 else -1
     self._label_offset = base.integer('label_offset', label_offset, 'it is added to every label')
+    self._prefetch = base.positive('prefetch', prefetch, 'give the batches to keep ready')
     self._with_ids, self._use_bbox = with_ids, use_bbox
     self._first_sample = 0
     self._epoch_size: int | None = None
@@ -127,7 +129,7 @@ class ImageNetPipeline(base.Pipeline):
       options = tf.data.Options()
       options.deterministic = True
       options.autotune.enabled = False  # nothing is left to tune, and its buffers grow
-      return batches.prefetch(_PREFETCH).with_options(options)
+      return batches.prefetch(self._prefetch).with_options(options)
 
   def state(self, num_samples: int) -> dict[str, int]:
     samples = base.at_least(0, 'num_samples', num_samples, 'give the samples consumed')

@@ -118,24 +118,23 @@ def record_offsets(path: str) -> np.ndarray:
   Raises:
     DataError: a header whose checksum is wrong, or a file that ends inside a record.
   """
-  offsets, headers = [], []
+  offsets, headers, offset = [], [], 0
   try:
     file = os.open(path, os.O_RDONLY)
+    try:
+      size = os.fstat(file).st_size
+      while offset < size:
+        # pread lets go of the interpreter's lock, which a page fault in a mapping would not.
+        header = os.pread(file, _HEADER_BYTES, offset)
+        offsets.append(offset)
+        headers.append(header)
+        if len(header) < _HEADER_BYTES:
+          break
+        offset += _HEADER_BYTES + int.from_bytes(header[:8], 'little') + _FOOTER_BYTES
+    finally:
+      os.close(file)
   except OSError as error:
     raise DataError(f'{path} cannot be read: {error.strerror}') from None
-  try:
-    size = os.fstat(file).st_size
-    offset = 0
-    while offset < size:
-      # pread lets go of the interpreter's lock, which a page fault in a mapping would not.
-      header = os.pread(file, _HEADER_BYTES, offset)
-      offsets.append(offset)
-      headers.append(header)
-      if len(header) < _HEADER_BYTES:
-        break
-      offset += _HEADER_BYTES + int.from_bytes(header[:8], 'little') + _FOOTER_BYTES
-  finally:
-    os.close(file)
   whole = len(headers) - (bool(headers) and len(headers[-1]) < _HEADER_BYTES)
   table = np.frombuffer(b''.join(headers[:whole]), np.uint8).reshape(whole, _HEADER_BYTES)
   wrong = np.flatnonzero(
@@ -216,7 +215,7 @@ def read_record(path: str, offset: int = 0, index: int = 0) -> bytes:
 
 
 def count_records(paths: Sequence[str], num_threads: int = 16) -> list[int]:
-  """Records in each file, from the headers alone (about a million a second from memory).
+  """Records in each file, from the headers alone (about half a million a second from memory).
 
   Raises:
     DataError: as `record_offsets` does.

@@ -128,7 +128,7 @@ def test_flips_are_exact_and_about_half():
   assert 150 < flipped < 250
 
 
-@pytest.mark.parametrize('shape', [(375, 500), (500, 333), (60, 61), (256, 256), (1, 1), (2, 900)])
+@pytest.mark.parametrize('shape', [(375, 500), (500, 333), (60, 61), (256, 256), (1, 1), (2, 90)])
 @pytest.mark.parametrize('size', [224, 33])
 def test_the_central_crop_equals_resizing_all_and_slicing(shape, size):
   image = tf.constant(np.random.default_rng(0).integers(0, 256, (*shape, 3), np.uint8))

@@ -142,6 +142,14 @@ def test_a_directory_that_may_not_be_read_is_named(tmp_path, monkeypatch):
     records.shard_files(str(tmp_path), 'train')
 
 
+def test_a_shard_that_is_a_directory_is_named(tmp_path):
+  (tmp_path / 'train-00000-of-00001').mkdir()
+  (path,) = records.shard_files(str(tmp_path), 'train')
+  for read in (records.read_record, records.record_offsets):
+    with pytest.raises(errors.DataError, match=f'{path} cannot be read: Is a directory'):
+      read(path)
+
+
 def test_missing_shards_are_named(tmp_path):
   data.write_shards(tmp_path, [[b'a']] * 6)
   for index in (1, 2, 3, 5):
