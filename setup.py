@@ -5,6 +5,8 @@
 - A checkout to work in: `pip install -e '.[test]'`, which `make test` does for you
 """
 
+from pathlib import Path
+
 from setuptools import find_packages, setup
 
 # Photographs for `python -m hpm.pipelines sample` come from inside these packages.
@@ -14,6 +16,8 @@ setup(
   name='hpm',
   version='0.1.0',
   description='The performance-critical core of data-parallel image training in TensorFlow 2.',
+  long_description=(Path(__file__).parent / 'README.md').read_text(encoding='utf-8'),
+  long_description_content_type='text/markdown',
   author='The hpm Authors',
   license_expression='Apache-2.0',
   license_files=['LICENSE'],
