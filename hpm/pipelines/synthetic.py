@@ -62,7 +62,11 @@ class SyntheticPipeline(base.Pipeline):
       batch: tuple[tf.Tensor, ...] = (tf.cast(images, tf.uint8), labels)
       if self._with_ids:
         batch += (tf.range(self.batch_size, dtype=tf.int64),)
-      return tf.data.Dataset.from_tensors(batch).repeat()
+      # The thread that tunes sleeps ever longer, and the end of an iterator waits for it: after a
+      # run of minutes, for half a minute.
+      options = tf.data.Options()
+      options.autotune.enabled = False
+      return tf.data.Dataset.from_tensors(batch).repeat().with_options(options)
 
   def state(self, num_samples: int) -> dict[str, int]:
     samples = base.at_least(0, 'num_samples', num_samples, 'give the samples consumed')
