@@ -76,8 +76,7 @@ class Pipeline(abc.ABC):
       error: what the iterator of `dataset()` raised.
       num_samples: samples consumed by then, counted as in `state`; the search starts there.
     """
-    del num_samples
-    return DataError(f'the input pipeline failed: {first_line(error)}')
+    return DataError(f'failed after {num_samples} samples: {first_line(error)}')
 
 
 def num_cores() -> int:

@@ -5,7 +5,7 @@ can't be decoded nothing. So the first records are looked at before anything is 
 failure the culprit is searched for.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 import concurrent.futures
 import re
 import time
@@ -114,30 +114,30 @@ def find_damage(paths: Sequence[str], error: Exception) -> str:
 
 
 def find_bad_sample(
-  samples: Callable[[], Iterable[tuple]],
-  decode: Callable[..., object],
+  samples: Callable[[int], tf.data.Dataset],
+  decode: Callable[[tf.data.Dataset], tf.data.Dataset],
   describe: Callable[[tuple], DataError],
 ) -> str:
-  """Decodes samples one by one until that fails; raises what `describe` makes of the culprit.
+  """Decodes samples until that fails; raises what `describe` makes of the first that does.
 
   Returns what was searched if nothing fails within 8192 samples and two minutes.
 
   Args:
-    samples: makes the dataset of undecoded samples, from the first one that may be bad.
-    decode: the pipeline's own function of one sample.
+    samples: (n) -> the undecoded samples, without the first n of those that may be bad.
+    decode: decodes a dataset of samples, in their order.
     describe: (sample) -> the error to raise; it is called while TensorFlow's is handled.
   """
   deadline = time.monotonic() + _TIMEOUT_S
 
   def search() -> str:
     count = 0
-    for count, sample in enumerate(samples(), 1):
-      try:
-        decode(*sample)
-      except tf.errors.OpError as error:
-        raise describe(sample) from error
-      if count == _MAX_SAMPLES or time.monotonic() > deadline:
-        break
-    return f'the next {count} samples can be decoded'
+    try:
+      for _ in decode(samples(0).take(_MAX_SAMPLES)):
+        count += 1
+        if time.monotonic() > deadline:
+          break
+    except tf.errors.OpError as error:
+      raise describe(next(iter(samples(count)))) from error
+    return f'the data seem to be fine: the next {count} samples can be decoded'
 
   return eagerly(search)

@@ -117,9 +117,7 @@ class ImageNetPipeline(base.Pipeline):
   def dataset(self) -> tf.data.Dataset:
     """(uint8 [B, H, W, 3], int32 [B]), and int64 [B] ids if asked for, from the position on."""
     with tf.device('/CPU:0'):
-      samples = self._samples(self._first_sample).map(
-        self._decode, num_parallel_calls=self._num_parallel_calls, deterministic=True
-      )
+      samples = self._decoded(self._samples(self._first_sample))
       endless = self._num_epochs is None
       batches = samples.batch(self.batch_size, drop_remainder=endless)
       if endless:  # said to consumers, who may then count on full batches
@@ -169,6 +167,11 @@ class ImageNetPipeline(base.Pipeline):
       shuffle_buffer=self._shuffle_buffer,
     )
 
+  def _decoded(self, samples: tf.data.Dataset) -> tf.data.Dataset:
+    return samples.map(
+      self._decode, num_parallel_calls=self._num_parallel_calls, deterministic=True
+    )
+
   def _decode(self, position: tf.Tensor, sample: tuple[tf.Tensor, tf.Tensor]) -> tuple:
     """(image uint8 [H, W, 3], label int32[, id int64]) of one record."""
     record, ident = sample
@@ -204,8 +207,7 @@ class ImageNetPipeline(base.Pipeline):
         label,
       ],
     )
-    # Executed eagerly, for `explain`, the op has raised by now, and there is nothing to wait for.
-    with tf.control_dependencies([] if check is None else [check]):
+    with tf.control_dependencies([check]):
       return tf.cast(shifted, tf.int32)
 
   def _training_image(
@@ -230,22 +232,22 @@ class ImageNetPipeline(base.Pipeline):
     """Finds the record that made the iterator raise; see `Pipeline.explain`.
 
     A damaged file is looked for at the byte that TensorFlow names, in every shard. Other errors
-    are found by going through the stream from `num_samples` on, one record at a time, for at
-    most 8192 records and two minutes.
+    are found by going through the stream from `num_samples` on, for at most 8192 samples and
+    two minutes.
     """
     first = max(num_samples, self._first_sample)
     try:
       if isinstance(error, tf.errors.DataLossError):
         found = faults.find_damage(self._paths, error)
       else:
-        found = faults.find_bad_sample(lambda: self._samples(first), self._decode, self._describe)
+        found = faults.find_bad_sample(
+          lambda skipped: self._samples(first + skipped), self._decoded, self._describe
+        )
     except DataError as culprit:
       return culprit
     except tf.errors.OpError as another:
       found = f'searching failed as well: {base.first_line(another)}'
-    return DataError(
-      f'the input pipeline failed after {first} samples: {base.first_line(error)} ({found})'
-    )
+    return DataError(f'failed after {first} samples: {base.first_line(error)} ({found})')
 
   def _problem(self, record: bytes) -> str | None:
     return faults.problem(record, self.num_classes, self._label_offset)

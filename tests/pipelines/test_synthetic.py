@@ -79,4 +79,4 @@ def test_numbers_out_of_range_are_quoted(option):
 def test_failures_are_passed_on_in_one_line():
   error = make().explain(tf.errors.InternalError(None, None, 'first\nlast\n\t [[node]]'))
   assert isinstance(error, errors.DataError)
-  assert str(error) == 'the input pipeline failed: last'
+  assert str(error) == 'failed after 0 samples: last'
