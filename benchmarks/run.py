@@ -19,36 +19,22 @@ from __future__ import annotations  # hpm.TrainStep in a signature would import 
 from collections.abc import Iterator, Sequence
 import contextlib
 import datetime
-import itertools
-import math
 import os
 from pathlib import Path
 import shlex
 import sys
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 if __package__ in (None, ''):  # python benchmarks/run.py: find the checkout, not benchmarks/
   sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from benchmarks import flags, header, machine, progress, results, speed, startup
+from benchmarks import flags, header, loop, machine, results, startup
+from benchmarks.loop import say
 import hpm
 from hpm.errors import DataError, UsageError
 
 SEED = 0
-
-
-class RunError(RuntimeError):
-  """The run can't go on: the loss isn't finite, or memory is out. One line, as DataError."""
-
-
-class Step(NamedTuple):
-  """A finished step: its time, its images on all devices, their mean loss, what it reported."""
-
-  seconds: float
-  images: int
-  loss: float
-  metrics: Any
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -62,9 +48,10 @@ def main(arguments: Sequence[str]) -> int:
     with recorded(options, record):
       benchmark(options, record)
     say(closing(options, record))
-  except (UsageError, DataError, RunError, OSError) as error:
-    if isinstance(error, BrokenPipeError):  # nobody reads on, as in `run.py | head`
-      os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+  except BrokenPipeError:  # nobody reads on, as in `run.py | head`
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
+  except (UsageError, DataError, loop.RunError, OSError) as error:
     print(f'error: {error}', file=sys.stderr)
     return 2 if isinstance(error, UsageError) else 1
   except KeyboardInterrupt:
@@ -109,9 +96,10 @@ def benchmark(options: flags.Options, record: dict[str, Any]) -> None:
   say('=' * 10)
 
   if options.eval:
-    restore(options.train_dir, hpm.TrainStep(model, manager, hpm.optimizers.create('sgd', 0.0)))
-    steps = watched(hpm.EvalStep(model, manager), pipeline, options.num_batches)
-    evaluate(options, steps, record, started)
+    trained = hpm.TrainStep(model, manager, hpm.optimizers.create('sgd', 0.0))
+    record['resumed_from'] = restore(options.train_dir, trained)
+    steps = loop.watched(hpm.EvalStep(model, manager), pipeline, options.num_batches)
+    loop.evaluate(steps, options.num_batches, options.display_every, record, started)
     return
 
   if options.forward_only:
@@ -124,8 +112,9 @@ def benchmark(options: flags.Options, record: dict[str, Any]) -> None:
     position = resume(options.train_dir, step, pipeline, record)
 
   num_steps = flags.steps.total(options, epoch_size, position)
-  steps = watched(step, pipeline, num_steps, position)
-  measure(options, steps, num_steps, record, started)
+  steps = loop.watched(step, pipeline, num_steps, position)
+  num_timed = num_steps - options.num_warmup_batches
+  loop.measure(steps, options.num_warmup_batches, num_timed, options.display_every, record, started)
 
   if options.train_dir is not None:
     record['checkpoint'] = hpm.checkpoint.save(options.train_dir, step)
@@ -157,140 +146,6 @@ def restore(directory: str, step: hpm.TrainStep) -> str:
   for notice in notices:
     say(f'Notice: {notice}')
   return path
-
-
-def watched(
-  step: hpm.TrainStep | hpm.EvalStep,
-  pipeline: hpm.pipelines.Pipeline,
-  num_steps: int | None,
-  position: int = 0,
-) -> Iterator[Step]:
-  """Runs, waits for and times each step; says in one line what the data or the loss do wrong.
-
-  Args:
-    step: what to run.
-    pipeline: where its batches come from.
-    num_steps: None runs to the end of the data.
-    position: samples that earlier runs have consumed.
-  """
-  import tensorflow as tf
-
-  from hpm.pipelines.synthetic import SyntheticPipeline
-
-  inference = isinstance(step, hpm.EvalStep)
-  running = step.run(pipeline.dataset(), num_steps)
-  for number in itertools.count(1):
-    begun = time.perf_counter()
-    try:
-      metrics = next(running, None)
-      if metrics is None:
-        return
-      images, loss = int(metrics.num_samples), float(metrics.loss)
-    except tf.errors.ResourceExhaustedError as error:
-      raise RunError(f'out of memory in step {number}: lower --batch_size') from error
-    except tf.errors.OpError as error:
-      if isinstance(pipeline, SyntheticPipeline):  # the fault can't be the data's
-        raise
-      raise pipeline.explain(error, position) from error
-    seconds = time.perf_counter() - begun
-    if inference:  # it reports sums
-      loss /= max(images, 1)
-    if not math.isfinite(loss):
-      cause = 'the weights have overflowed' if inference else 'lower --init_learning_rate'
-      raise RunError(f'the loss is {loss} in step {number} of this run (warm-up included): {cause}')
-    position += images
-    yield Step(seconds, images, loss, metrics)
-
-
-def measure(
-  options: flags.Options,
-  steps: Iterator[Step],
-  num_steps: int,
-  record: dict[str, Any],
-  started: float,
-) -> None:
-  """Warm-up, then the timed steps, with their lines."""
-  timed = speed.Speed()
-  with progress.bar('steps', num_steps) as advance:
-    if options.num_warmup_batches:
-      say('Running warm up')
-      for step in itertools.islice(steps, options.num_warmup_batches):
-        note_first(record, step, started)
-        advance()
-      say('Done warm up')
-    say(speed.TITLE)
-    cpu_before, begun = time.process_time(), time.perf_counter()
-    for number, step in enumerate(steps, 1):
-      note_first(record, step, started)
-      timed.add(step.seconds, step.images)
-      if number == 1 or number % options.display_every == 0:
-        say(timed.line(number, step.loss))
-      advance()
-      wall, cpu = time.perf_counter() - begun, time.process_time() - cpu_before
-  if not timed.seconds:
-    raise DataError(
-      'the data ended before the first timed step, so nothing was measured: '
-      'lower --num_warmup_batches or --batch_size'
-    )
-  report(record, timed, wall, cpu)
-  record['last_loss'] = step.loss
-
-
-def evaluate(
-  options: flags.Options, steps: Iterator[Step], record: dict[str, Any], started: float
-) -> None:
-  """One pass over the validation files, in which every image counts once."""
-  timed = speed.Speed()
-  totals = [0.0, 0, 0, 0]
-  with progress.bar('steps', options.num_batches) as advance:
-    for number, step in enumerate(steps, 1):
-      note_first(record, step, started)
-      totals = [total + value.numpy() for total, value in zip(totals, step.metrics, strict=True)]
-      if number == 1:  # the one that traces and compiles
-        cpu_before, begun = time.process_time(), time.perf_counter()
-      else:
-        timed.add(step.seconds, step.images)
-      if timed.seconds and number % options.display_every == 0:
-        say(f'{number}\t{timed.mean:.1f} examples/sec')
-      advance()
-      wall, cpu = time.perf_counter() - begun, time.process_time() - cpu_before
-  loss, top_1, top_5, images = totals
-  record['accuracy'] = {
-    'top_1': float(top_1 / images),
-    'top_5': float(top_5 / images),
-    'loss': float(loss / images),
-    'num_samples': int(images),
-  }
-  say(
-    f'Accuracy @ 1 = {top_1 / images:.4f} Accuracy @ 5 = {top_5 / images:.4f} [{images} examples]'
-  )
-  if timed.seconds:
-    report(record, timed, wall, cpu)
-  else:
-    say('One step, which traced and compiled: no throughput')
-
-
-def note_first(record: dict[str, Any], step: Step, started: float) -> None:
-  """Keeps when the first step of the run ended, and its loss."""
-  record.setdefault('time_to_first_step_s', time.perf_counter() - started)
-  record.setdefault('first_loss', step.loss)
-
-
-def report(record: dict[str, Any], timed: speed.Speed, wall: float, cpu: float) -> None:
-  """Prints and keeps the throughput. `wall`, `cpu`: seconds of the timed loop."""
-  total = sum(timed.images) / wall
-  say(speed.summary(total))
-  record |= {
-    'images_per_second': timed.mean,
-    'images_per_second_total': total,
-    'images_per_second_median': timed.median,
-    'standard_error': timed.standard_error,
-    'jitter': timed.jitter,
-    'step_seconds': timed.seconds,
-    'step_images': timed.images,
-    'loop_wall_s': wall,
-    'cpu_s': cpu,
-  }
 
 
 def begin(arguments: Sequence[str], options: flags.Options) -> dict[str, Any]:
@@ -330,11 +185,6 @@ def closing(options: flags.Options, record: dict[str, Any]) -> str:
   file = f'Result: {options.result_json}. ' if options.result_json else ''
   command = shlex.join(['python', 'benchmarks/run.py', *flags.next_command(options)])
   return f'{file}Next: {command}'
-
-
-def say(line: str) -> None:
-  """One line for the user, at once even in a pipe."""
-  print(line, flush=True)
 
 
 if __name__ == '__main__':
