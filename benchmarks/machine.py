@@ -21,6 +21,7 @@ def describe() -> dict[str, Any]:
     'numpy': metadata.version('numpy'),
     'cpu': _cpu(),
     'cores': len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count(),
+    'gpus': [],  # known once TensorFlow has started
     'onednn': onednn(),
     'git_revision': _revision(),
   }

@@ -84,11 +84,8 @@ def parse(arguments: Sequence[str]) -> Options | None:
     rest = values(['run.py', *arguments])[1:]
   except absl_flags.UnrecognizedFlagError as error:
     raise errors.unknown('flag', f'--{error.flagname}', [f'--{n}' for n in values]) from None
-  except absl_flags.IllegalFlagValueError as error:
-    raise UsageError(_reworded(str(error), values)) from None
   except absl_flags.Error as error:
-    name = str(error).rpartition('--')[2]
-    raise UsageError(f'--{name} has no value: write --{name}=...') from None
+    raise UsageError(_reworded(str(error), values)) from None
   if rest:
     raise UsageError(f'unexpected {rest[0]!r}: flags are written --name=value')
   options = Options(**{name: values[name].value for name in values})
@@ -161,7 +158,12 @@ def _define() -> absl_flags.FlagValues:
 
 
 def _reworded(message: str, values: absl_flags.FlagValues) -> str:
-  """'flag --x=v: why in Python' -> '--x=v: what is needed'."""
-  assignment = message.removeprefix('flag ').partition(':')[0]
+  """absl's words for a flag that doesn't parse in ours, with what is needed."""
+  missing = message.removeprefix('Missing value for flag ')
+  if missing != message:
+    return f'{missing} has no value: write {missing}=...'
+  assignment = message.removeprefix('flag ').partition(':')[0]  # 'flag --x=v: why'
   name = assignment.removeprefix('--').partition('=')[0]
-  return f'{assignment}: {_KINDS[values[name].flag_type()][1]} needed'
+  if name in values:
+    return f'{assignment}: {_KINDS[values[name].flag_type()][1]} needed'
+  return message.removeprefix('ERROR:: ')  # of --flagfile, which is absl's own

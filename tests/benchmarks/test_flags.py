@@ -31,6 +31,8 @@ REFUSED = {
   '--num_epochs=few': '--num_epochs=few: a number is needed',
   '--use_nccl=maybe': '--use_nccl=maybe: true or false is needed',
   '--batch_size': '--batch_size has no value',
+  '--flagfile=nowhere': 'Unable to open flagfile',
+  '--flagfile': 'flagfile with no argument',
   'resnet50': "unexpected 'resnet50'",
   # out of range
   '--batch_size=0': "0 meant the model's default in tf_cnn_benchmarks",
@@ -94,6 +96,12 @@ def test_a_data_directory_that_is_not_there_is_missing_data():
     flags.parse(['--data_dir=./nowhere'])
   with pytest.raises(DataError, match='is a file'):
     flags.parse(['--data_dir=setup.py'])
+
+
+def test_flags_may_stand_in_a_file(tmp_path):
+  (tmp_path / 'flags').write_text('--model=lenet\n--batch_size=3\n')
+  options = flags.parse([f'--flagfile={tmp_path}/flags', '--batch_size=4'])
+  assert options.given == {'model': 'lenet', 'batch_size': 4}
 
 
 def test_checking_makes_no_directory(tmp_path):
