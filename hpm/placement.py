@@ -192,9 +192,7 @@ def undevised_ops(graph: tf.Graph, fetches: Fetches = None) -> list[tf.Operation
   function whose graph this is.
   """
   arguments = {id(tensor.op) for tensor in getattr(graph, 'inputs', ())}
-  return [
-    op for op in ops_of(graph, fetches) if not device_of(op) and id(op) not in arguments
-  ]
+  return [op for op in ops_of(graph, fetches) if not device_of(op) and id(op) not in arguments]
 
 
 def colocated_ops(graph: tf.Graph, fetches: Fetches = None) -> list[tf.Operation]:
@@ -538,8 +536,7 @@ def _kernel(node: Any, kind: str) -> Kernel | None:
   label = attributes['_kernel'].s.decode() if '_kernel' in attributes else ''
   for kernel in _registered(node.op, kind):
     if kernel.label == label and all(
-      name in attributes
-      and set(attributes[name].list.type or [attributes[name].type]) <= types
+      name in attributes and set(attributes[name].list.type or [attributes[name].type]) <= types
       for name, types in kernel.types.items()
     ):
       return kernel
@@ -552,9 +549,7 @@ _ALWAYS_ON_HOST = (tf.string.as_datatype_enum, tf.resource.as_datatype_enum)
 _INT32 = tf.int32.as_datatype_enum
 
 
-def _memories(
-  node: Any, kind: str, functions: Mapping[str, Any]
-) -> tuple[list[bool], list[bool]]:
+def _memories(node: Any, kind: str, functions: Mapping[str, Any]) -> tuple[list[bool], list[bool]]:
   """Whether each input, and each output, lies in host memory."""
   op_def, attributes = _op_def(node, functions), _attributes(node)
   kernel = None if kind == 'CPU' or node.op in _BY_TYPE else _kernel(node, kind)
