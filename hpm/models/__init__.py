@@ -1,28 +1,73 @@
 """Image models as pure functions of (parameters, state, images).
 
-A new model is one function of a builder in one new file, and one line in `MODELS`.
+A new model is one function of a builder in one new file, and one line in `MODELS`. Models from
+elsewhere go by 'keras:NAME' or 'module:function'.
 """
 
+import re
 from typing import TYPE_CHECKING, Any
 
-from hpm import registry
+from hpm import errors, registry
 
 if TYPE_CHECKING:
   from hpm.models.builder import Builder, Model
+  from hpm.models.keras_adapter import from_keras
 
-__all__ = ['MODELS', 'Builder', 'Model', 'create']
+__all__ = ['MODELS', 'Builder', 'Model', 'create', 'from_keras', 'is_valid_name']
 
 MODELS = {
   'trivial': 'hpm.models.trivial:trivial',
   'lenet': 'hpm.models.lenet:lenet',
   'alexnet': 'hpm.models.alexnet:alexnet',
+  'googlenet': 'hpm.models.inception:googlenet',
+  'inception1': 'hpm.models.inception:inception1',
+  'inception3': 'hpm.models.inception:inception3',
+  'inception4': 'hpm.models.inception:inception4',
+  'vgg11': 'hpm.models.vgg:vgg11',
+  'vgg13': 'hpm.models.vgg:vgg13',
+  'vgg16': 'hpm.models.vgg:vgg16',
+  'vgg19': 'hpm.models.vgg:vgg19',
+  'vgg11_bn': 'hpm.models.vgg:vgg11_bn',
+  'vgg13_bn': 'hpm.models.vgg:vgg13_bn',
+  'vgg16_bn': 'hpm.models.vgg:vgg16_bn',
+  'vgg19_bn': 'hpm.models.vgg:vgg19_bn',
+  'resnet18': 'hpm.models.resnet:resnet18',
+  'resnet34': 'hpm.models.resnet:resnet34',
   'resnet50': 'hpm.models.resnet:resnet50',
+  'resnet101': 'hpm.models.resnet:resnet101',
+  'resnet152': 'hpm.models.resnet:resnet152',
+  'resnet200': 'hpm.models.resnet:resnet200',
   'resnet50_v1.5': 'hpm.models.resnet:resnet50_v1_5',
+  'resnet101_v1.5': 'hpm.models.resnet:resnet101_v1_5',
+  'resnet152_v1.5': 'hpm.models.resnet:resnet152_v1_5',
+  'resnet200_v1.5': 'hpm.models.resnet:resnet200_v1_5',
+  'resnet18_v2': 'hpm.models.resnet:resnet18_v2',
+  'resnet34_v2': 'hpm.models.resnet:resnet34_v2',
+  'resnet50_v2': 'hpm.models.resnet:resnet50_v2',
+  'resnet101_v2': 'hpm.models.resnet:resnet101_v2',
+  'resnet152_v2': 'hpm.models.resnet:resnet152_v2',
+  'resnet200_v2': 'hpm.models.resnet:resnet200_v2',
+  'resnet20': 'hpm.models.resnet:resnet20',
+  'resnet32': 'hpm.models.resnet:resnet32',
+  'resnet44': 'hpm.models.resnet:resnet44',
+  'resnet56': 'hpm.models.resnet:resnet56',
+  'resnet110': 'hpm.models.resnet:resnet110',
+  'resnet20_v2': 'hpm.models.resnet:resnet20_v2',
+  'resnet32_v2': 'hpm.models.resnet:resnet32_v2',
+  'resnet44_v2': 'hpm.models.resnet:resnet44_v2',
+  'resnet56_v2': 'hpm.models.resnet:resnet56_v2',
+  'resnet110_v2': 'hpm.models.resnet:resnet110_v2',
+  'densenet121': 'hpm.models.densenet:densenet121',
+  'mobilenet_v2': 'hpm.models.mobilenet:mobilenet_v2',
 }
 
 __getattr__ = registry.lazy(
   __name__,
-  {'Builder': 'hpm.models.builder:Builder', 'Model': 'hpm.models.builder:Model'},
+  {
+    'Builder': 'hpm.models.builder:Builder',
+    'Model': 'hpm.models.builder:Model',
+    'from_keras': 'hpm.models.keras_adapter:from_keras',
+  },
 )
 
 
@@ -30,9 +75,24 @@ def create(name: str, **options: Any) -> 'Model':
   """The model called `name`.
 
   Args:
-    name: one of `MODELS`.
+    name: one of `MODELS`; 'keras:NAME' for one of keras.applications; 'package.module:function' for
+      what a function of the user's returns, a Keras model or an hpm one.
     **options: `num_classes` (1000), `image_size` in pixels (the model's own default), `dtype` of
       the computation ('float32', 'float16', 'bfloat16'), `data_format` ('NHWC', 'NCHW'), and what
       the model's own function takes.
   """
-  return registry.resolve('model', MODELS, name)(**options)
+  if not is_valid_name(name):
+    raise errors.unknown('model', name, [*MODELS, 'keras:NAME', 'module:function'])
+  if name in MODELS:
+    return registry.resolve('model', MODELS, name)(**options)
+  from hpm.models import external  # it imports TensorFlow
+
+  return external.create(name, **options)
+
+
+def is_valid_name(name: str) -> bool:
+  """Whether `create` takes names like this one.
+
+  Whether keras.applications or the user's module holds it is left to `create`: that takes imports.
+  """
+  return name in MODELS or re.fullmatch(r'[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*', name) is not None

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from hpm.models.builder import Builder, Model, he_normal
 
-__all__ = ['alexnet']
+__all__ = ['alexnet', 'torch_layer']
 
 # filters, kernel, strides, padding, whether a 3x3 max pool of stride 2 follows
 _CONVOLUTIONS = (
@@ -47,5 +47,20 @@ def alexnet(
     name='alexnet',
     image_shape=(image_size, image_size, 3),
     num_classes=num_classes,
-    **options,
+    **{'batch_size': 512, 'source': 'Krizhevsky, arXiv:1404.5997', **options},
   )
+
+
+# Names elsewhere, see `hpm.models.pretrained`.
+
+FLATTENED = {'fc1': 256}
+
+_TORCH = {
+  **{f'conv{i}': f'features.{index}' for i, index in enumerate((0, 3, 6, 8, 10), 1)},
+  **{'fc1': 'classifier.1', 'fc2': 'classifier.4', 'logits': 'classifier.6'},
+}
+
+
+def torch_layer(model: str, layer: str) -> str:
+  """'conv2' -> 'features.3', as in torchvision."""
+  return _TORCH[layer]

@@ -18,18 +18,21 @@ import contextlib
 import dataclasses
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 import zlib
 
 import tensorflow as tf
 
+from hpm import errors
 from hpm.errors import UsageError
+from hpm.models import flops
 
-__all__ = ['Builder', 'Forward', 'Model', 'Spec']
+__all__ = ['BatchNorm', 'Builder', 'Forward', 'Model', 'Spec']
 
 Initializer = Callable[[Sequence[int], tf.Tensor], tf.Tensor]
 CrossReplica = Callable[[tf.Tensor], tf.Tensor]
 Padding = str | int
+Size = int | tuple[int, int]
 
 
 def zeros(shape: Sequence[int], seed: tf.Tensor) -> tf.Tensor:
@@ -57,6 +60,37 @@ def he_normal(fan: str) -> Initializer:
     return normal(math.sqrt(2.0 / (math.prod(shape[:-2]) * channels)))(shape, seed)
 
   return initializer
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchNorm:
+  """The constants of batch normalisation, part of what a family of networks is.
+
+  Attributes:
+    momentum: share of the moving averages that a step keeps.
+    epsilon: added to the variance.
+    variance: what the moving variance follows: the 'unbiased' batch variance, as in FusedBatchNorm
+      and torch, or the 'biased' one that the batch itself is normalised with, as in Keras.
+  """
+
+  momentum: float = 0.9
+  epsilon: float = 1e-5
+  variance: str = 'unbiased'
+
+  def __post_init__(self):
+    if not 0.0 <= self.momentum < 1.0:
+      raise UsageError(f'batch norm momentum {self.momentum}: must lie in [0, 1)')
+    if self.epsilon <= 0.0:
+      raise UsageError(f'batch norm epsilon {self.epsilon}: must be positive')
+    if self.variance not in ('unbiased', 'biased'):
+      raise errors.unknown('batch norm variance', self.variance, ('unbiased', 'biased'))
+
+
+def constants(variants: Mapping[str, BatchNorm], variant: str) -> BatchNorm:
+  """A family's constants of batch norm in one library's form of it."""
+  if variant not in variants:
+    raise errors.unknown('variant', variant, (name or "''" for name in variants))
+  return variants[variant]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +125,7 @@ class Builder:
     training: whether dropout drops and batch norm uses the batch's statistics.
     dtype: compute dtype; parameters are float32 and cast once each.
     data_format: 'NHWC' or 'NCHW', of images and all activations of rank 4.
+    norm: the constants of batch normalisation.
     new_state: the state after this application, name -> value.
     auxiliary: further heads, see `auxiliary_head`.
   """
@@ -105,16 +140,20 @@ class Builder:
     data_format: str,
     rng: tf.Tensor | None = None,
     cross_replica: CrossReplica | None = None,
+    norm: BatchNorm | None = None,
+    recompute: Mapping[str, tf.Tensor] | None = None,
   ):
     self.training = training
     self.dtype = dtype
     self.data_format = data_format
+    self.norm = norm or BatchNorm()
     self.new_state: dict[str, tf.Tensor] = {}
     self.auxiliary: list[tuple[tf.Tensor, float]] = []
     self._param = param
     self._state = state
     self._rng = rng
     self._cross_replica = cross_replica
+    self._recompute = recompute  # all parameters by name, or None: keep activations
     self._scope: list[str] = []
 
   @contextlib.contextmanager
@@ -125,6 +164,71 @@ class Builder:
       yield
     finally:
       self._scope.pop()
+
+  def block(
+    self, name: str, function: Callable[..., tf.Tensor], x: tf.Tensor, *args: Any, **kwargs: Any
+  ) -> tf.Tensor:
+    """`function(b, x, *args, **kwargs)` under `name/`: the unit of recomputation.
+
+    With a model's `recompute` a block keeps only its input for the backward pass, which computes
+    its activations again (Chen et al. 2016, arXiv:1604.06174).
+    """
+    with self.scope(name):
+      if self._recompute is None or not self.training:
+        return function(self, x, *args, **kwargs)
+      if self._cross_replica is not None:
+        raise UsageError(
+          'recompute=True would run the collectives of synchronised batch norm twice: '
+          'leave one of the two out'
+        )
+      return self._recomputed(self._recompute, lambda b, x: function(b, x, *args, **kwargs), x)
+
+  def _recomputed(
+    self,
+    params: Mapping[str, tf.Tensor],
+    function: Callable[['Builder', tf.Tensor], tf.Tensor],
+    x: tf.Tensor,
+  ) -> tf.Tensor:
+    # Gradients reach only what is an argument, so the block's parameters are made arguments.
+    prefix = self._name('')
+    names = [name for name in params if name.startswith(prefix)]
+    state_names: list[str] = []
+
+    def forward(x: tf.Tensor, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+      own = dict(zip(names, values))
+      b = Builder(
+        lambda name, spec: own[name],
+        self._state,
+        training=True,
+        dtype=self.dtype,
+        data_format=self.data_format,
+        rng=self._rng,
+        norm=self.norm,
+      )
+      b._scope = list(self._scope)
+      y = function(b, x)
+      if b.auxiliary:
+        raise ValueError(f'{prefix}: an auxiliary head inside a block would be lost')
+      state_names[:] = b.new_state
+      return [y, *b.new_state.values()]
+
+    @tf.custom_gradient
+    def run(x: tf.Tensor, *values: tf.Tensor) -> Any:
+      def gradient(dy: tf.Tensor, *_: tf.Tensor) -> list[tf.Tensor]:
+        # Not before the gradient arrives, and not the same ops: those would be merged with the
+        # forward pass, and the activations kept after all.
+        with tf.control_dependencies([dy]):
+          again = [tf.identity(value) for value in (x, *values)]
+        with tf.GradientTape() as tape:
+          tape.watch(again)
+          y = forward(again[0], again[1:])[0]
+        return tape.gradient(y, again, dy, unconnected_gradients='zero')
+
+      return forward(x, values), gradient
+
+    y, *states = run(x, *(params[name] for name in names))
+    self.new_state.update(zip(state_names, states))
+    return y
 
   @property
   def channel_axis(self) -> int:
@@ -146,21 +250,45 @@ class Builder:
     name: str,
     x: tf.Tensor,
     filters: int,
-    size: int,
+    size: Size,
     strides: int = 1,
     padding: Padding = 'SAME',
     use_bias: bool = False,
     initializer: Initializer | None = None,
   ) -> tf.Tensor:
-    """Square 2-D convolution. `padding`: 'SAME', 'VALID', or pixels on every side."""
+    """2-D convolution.
+
+    Args:
+      name: of its parameters `name/kernel` and `name/bias`.
+      x: rank 4.
+      filters: channels of the result.
+      size: of the kernel, or (height, width).
+      strides: in both directions.
+      padding: 'SAME', 'VALID', or pixels on every side.
+      use_bias: whether a bias is added.
+      initializer: of the kernel; `he_normal('out')` if left out.
+    """
+    height, width = (size, size) if isinstance(size, int) else size
     with self.scope(name):
-      shape = (size, size, x.shape[self.channel_axis], filters)
+      shape = (height, width, x.shape[self.channel_axis], filters)
       kernel = self._cast(self.param('kernel', shape, initializer or he_normal('out')))
       x = tf.nn.conv2d(x, kernel, strides, self._explicit(padding), data_format=self.data_format)
       if use_bias:
         bias = self._cast(self.param('bias', (filters,), zeros))
         x = tf.nn.bias_add(x, bias, data_format=self.data_format)
     return x
+
+  def depthwise_conv(
+    self, name: str, x: tf.Tensor, size: int, strides: int = 1, padding: Padding = 'SAME'
+  ) -> tf.Tensor:
+    """Square convolution of each channel by itself; see `conv`."""
+    with self.scope(name):
+      shape = (size, size, x.shape[self.channel_axis], 1)
+      kernel = self._cast(self.param('depthwise_kernel', shape, he_normal('out')))
+      steps = [1, strides, strides, 1] if self.data_format == 'NHWC' else [1, 1, strides, strides]
+      return tf.nn.depthwise_conv2d(
+        x, kernel, steps, self._explicit(padding), data_format=self.data_format
+      )
 
   def dense(
     self, name: str, x: tf.Tensor, units: int, initializer: Initializer | None = None
@@ -175,15 +303,15 @@ class Builder:
     self,
     name: str,
     x: tf.Tensor,
-    momentum: float = 0.9,
-    epsilon: float = 1e-5,
     scale_initializer: Initializer = ones,
+    norm: BatchNorm | None = None,
   ) -> tf.Tensor:
     """Batch normalisation over all axes but channels (Ioffe & Szegedy 2015, arXiv:1502.03167).
 
-    The moving variance follows the unbiased batch variance, as in FusedBatchNorm and torch.
-    Statistics and scale stay float32 whatever the compute dtype.
+    Statistics and scale stay float32 whatever the compute dtype. `norm` replaces the model's
+    constants.
     """
+    norm = norm or self.norm
     with self.scope(name):
       shape = (x.shape[self.channel_axis],)
       scale = self.param('scale', shape, scale_initializer)
@@ -197,12 +325,12 @@ class Builder:
           offset,
           mean,
           variance,
-          momentum,
-          epsilon,
+          norm,
           self._cross_replica,
           self.channel_axis,
         )
       else:
+        old = variance
         # With a factor below one the op itself moves the averages: no further op a layer.
         y, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
           x=x,
@@ -210,11 +338,15 @@ class Builder:
           offset=offset,
           mean=mean,
           variance=variance,
-          epsilon=epsilon,
-          exponential_avg_factor=1.0 - momentum,
+          epsilon=norm.epsilon,
+          exponential_avg_factor=1.0 - norm.momentum,
           data_format=self.data_format,
           is_training=self.training,
         )
+        if self.training and norm.variance == 'biased':
+          # The op has moved towards the unbiased variance, n / (n - 1) times this one.
+          kept = norm.momentum * old
+          variance = kept + (variance - kept) * _bias(_count_per_channel(x, self.channel_axis))
       if self.training:
         self.set_state('moving_mean', mean)
         self.set_state('moving_variance', variance)
@@ -225,6 +357,35 @@ class Builder:
   ) -> tf.Tensor:
     """Square maximum pooling. `padding`: 'SAME', 'VALID', or pixels on every side."""
     return tf.nn.max_pool2d(x, size, strides, self._explicit(padding), data_format=self.data_format)
+
+  def average_pool(
+    self, x: tf.Tensor, size: int, strides: int, padding: Padding = 'VALID'
+  ) -> tf.Tensor:
+    """Square average pooling.
+
+    `padding`: 'SAME' (only pixels inside the image count), 'VALID', or pixels of zeros on every
+    side, which count.
+    """
+    if padding and not isinstance(padding, str):
+      x = self.pad(x, padding)
+    padding = padding if isinstance(padding, str) else 'VALID'
+    return tf.nn.avg_pool2d(x, size, strides, padding, data_format=self.data_format)
+
+  def pad(self, x: tf.Tensor, pixels: int) -> tf.Tensor:
+    """Zeros on every side of the images."""
+    sides = [[0, 0], [pixels, pixels], [pixels, pixels]]
+    sides.insert(self.channel_axis, [0, 0])
+    return tf.pad(x, sides)
+
+  def pad_channels(self, x: tf.Tensor, before: int, after: int) -> tf.Tensor:
+    """Channels of zeros before and after those of `x`."""
+    sides = [[0, 0]] * 3
+    sides.insert(self.channel_axis, [before, after])
+    return tf.pad(x, sides)
+
+  def concat(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Rank 4, one after the other along the channels."""
+    return tf.concat(parts, self.channel_axis)
 
   def global_average_pool(self, x: tf.Tensor) -> tf.Tensor:
     """Rank 4 -> [b, channels]."""
@@ -265,14 +426,26 @@ class Builder:
     return '/'.join([*self._scope, name])
 
 
+def _count_per_channel(x: tf.Tensor, channel_axis: int) -> tf.Tensor:
+  """Values of `x` that share a channel, float32; a constant where the shape is static."""
+  channels = x.shape[channel_axis]
+  if x.shape.is_fully_defined():
+    return tf.constant(math.prod(x.shape) // channels, tf.float32)
+  return tf.cast(tf.size(x) // channels, tf.float32)
+
+
+def _bias(count: tf.Tensor) -> tf.Tensor:
+  """Biased over unbiased variance of `count` values; 1 for a single one, as FusedBatchNorm."""
+  return tf.maximum(count - 1.0, 1.0) / count
+
+
 def _cross_replica_batch_norm(
   x: tf.Tensor,
   scale: tf.Tensor,
   offset: tf.Tensor,
   mean: tf.Tensor,
   variance: tf.Tensor,
-  momentum: float,
-  epsilon: float,
+  norm: BatchNorm,
   cross_replica: CrossReplica,
   channel_axis: int,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -283,8 +456,7 @@ def _cross_replica_batch_norm(
 
   axes = [axis for axis in range(4) if axis != channel_axis]
   x32 = tf.cast(x, tf.float32)
-  count = tf.cast(tf.size(x) // x.shape[channel_axis], tf.float32)
-  counts = tf.fill([x.shape[channel_axis]], count)
+  counts = tf.fill([x.shape[channel_axis]], _count_per_channel(x, channel_axis))
   sums = tf.stack([tf.reduce_sum(x32, axes), tf.reduce_sum(tf.square(x32), axes), counts])
   total, total_square, total_count = tf.unstack(cross_replica(sums))
   batch_mean = total / total_count
@@ -295,14 +467,16 @@ def _cross_replica_batch_norm(
     per_channel(batch_variance),
     per_channel(offset),
     per_channel(scale),
-    epsilon,
+    norm.epsilon,
   )
-  unbiased = batch_variance * total_count / tf.maximum(total_count - 1.0, 1.0)
-  move = 1.0 - momentum
+  moved = batch_variance
+  if norm.variance == 'unbiased':
+    moved /= _bias(total_count)
+  move = 1.0 - norm.momentum
   return (
     tf.cast(y, x.dtype),
     mean + move * (tf.stop_gradient(batch_mean) - mean),
-    variance + move * (tf.stop_gradient(unbiased) - variance),
+    variance + move * (tf.stop_gradient(moved) - variance),
   )
 
 
@@ -318,6 +492,11 @@ class Model:
     num_classes: width of the logits.
     dtype: name of the compute dtype.
     data_format: 'NHWC' or 'NCHW', of the images that `apply` takes.
+    batch_norm: the constants of its batch normalisation.
+    recompute: whether the backward pass computes the activations of blocks again.
+    variant: which library's form of the network this is, where they differ ('' if they don't).
+    batch_size: a usual number of samples a device.
+    source: where the network comes from.
   """
 
   def __init__(
@@ -329,6 +508,11 @@ class Model:
     num_classes: int,
     dtype: str = 'float32',
     data_format: str = 'NHWC',
+    batch_norm: BatchNorm | None = None,
+    recompute: bool = False,
+    variant: str = '',
+    batch_size: int = 32,
+    source: str = '',
   ):
     if dtype not in ('float32', 'float16', 'bfloat16'):
       raise UsageError(f'dtype {dtype!r}: use float32, float16 or bfloat16')
@@ -343,6 +527,11 @@ class Model:
     self.num_classes = num_classes
     self.dtype = dtype
     self.data_format = data_format
+    self.batch_norm = batch_norm or BatchNorm()
+    self.recompute = recompute
+    self.variant = variant
+    self.batch_size = batch_size
+    self.source = source
     self._network = network
 
   @property
@@ -356,14 +545,19 @@ class Model:
     return sum(math.prod(spec.shape) for spec in self.param_specs.values())
 
   @property
+  def num_macs(self) -> int:
+    """Multiply-adds of one image's forward pass, see `hpm.models.flops`."""
+    return self._collected[2]
+
+  @property
   def param_specs(self) -> Mapping[str, Spec]:
     """Parameter name -> shape and initialiser, in the order in which the network uses them."""
-    return self._specs[0]
+    return self._collected[0]
 
   @property
   def state_specs(self) -> Mapping[str, Spec]:
     """State name -> shape and initialiser."""
-    return self._specs[1]
+    return self._collected[1]
 
   def init(self, seed: int = 0) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
     """Initial parameters and state, float32, computed on the CPU from (seed, hash of the name)."""
@@ -418,6 +612,8 @@ class Model:
       data_format=self.data_format,
       rng=rng,
       cross_replica=cross_replica,
+      norm=self.batch_norm,
+      recompute=params if self.recompute else None,
     )
     logits = self._network(builder, images)
     return Forward(
@@ -427,7 +623,8 @@ class Model:
     )
 
   @functools.cached_property
-  def _specs(self) -> tuple[dict[str, Spec], dict[str, Spec]]:
+  def _collected(self) -> tuple[dict[str, Spec], dict[str, Spec], int]:
+    """Parameters, state and multiply-adds, from one run of the network in a graph."""
     params: dict[str, Spec] = {}
     state: dict[str, Spec] = {}
 
@@ -436,7 +633,7 @@ class Model:
         if name in params or name in state:
           raise ValueError(f'model {self.name}: two values are called {name!r}')
         specs[name] = spec
-        return tf.zeros(spec.shape)
+        return tf.compat.v1.placeholder(tf.float32, spec.shape)
 
       return placeholder
 
@@ -454,7 +651,7 @@ class Model:
         rng=tf.zeros([2], tf.int32),
       )
       try:
-        self._network(builder, tf.compat.v1.placeholder(dtype, (None, *shape)))
+        logits = self._network(builder, tf.compat.v1.placeholder(dtype, (None, *shape)))
       except ValueError as error:
         if 'two values' in str(error):
           raise
@@ -462,4 +659,4 @@ class Model:
           f'model {self.name} does not fit images of {height} x {width} x {channels}: '
           f'{str(error).splitlines()[0]}'
         ) from error
-    return params, state
+      return params, state, flops.count_macs(logits)

@@ -27,5 +27,5 @@ def lenet(
     name='lenet',
     image_shape=(image_size, image_size, channels),
     num_classes=num_classes,
-    **options,
+    **{'source': 'after LeCun et al. 1998', **options},
   )

@@ -22,5 +22,5 @@ def trivial(num_classes: int = 1000, image_size: int = 224, **options: Any) -> M
     name='trivial',
     image_shape=(image_size, image_size, 3),
     num_classes=num_classes,
-    **options,
+    **{'source': 'tf_cnn_benchmarks', **options},
   )
