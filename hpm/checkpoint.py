@@ -6,8 +6,8 @@ A checkpoint is a directory `ckpt-<step>` that appears whole or not at all:
   meta.json                       the model, the mode and the number of devices that wrote it
 
 Names of the values: `step` and `samples` (int64; samples of finished steps), `params/<name>`,
-`state/<name>`, `slots/<slot>/<name>`; from `independent` also `replica/<i>/...`, which other modes
-drop, and say so.
+`state/<name>`, `slots/<slot>/<name>`; with a dynamic loss scale `loss_scale` and `finite_steps`;
+from `independent` also `replica/<i>/...`, which other modes drop, and say so.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,6 +27,7 @@ __all__ = ['latest', 'read', 'restore', 'save', 'write']
 
 SCHEMA_VERSION = 1
 _PREFIX = 'values'
+_LOSS_SCALE = ('loss_scale', 'finite_steps')
 
 
 def save(directory: str, train_step: TrainStep) -> str:
@@ -123,7 +124,7 @@ def _match(
 ) -> tuple[dict[str, np.ndarray], list[str]]:
   """The values that fit, and notices for what is dropped or lacks."""
   lacking = [name for name in shapes if name not in values]
-  required = [name for name in lacking if not name.startswith('replica/')]
+  required = [n for n in lacking if not n.startswith('replica/') and n not in _LOSS_SCALE]
   if required:
     raise UsageError(
       f'{path} lacks {_listed(required)}: it was written with another model or optimizer'
@@ -136,6 +137,9 @@ def _match(
         'use the options (number of classes, image size) that wrote it'
       )
   notices = []
+  if 'loss_scale' in lacking:
+    notices.append('no loss scale in the checkpoint: it starts anew')
+  lacking = [name for name in lacking if name not in _LOSS_SCALE]
   if lacking:
     notices.append(f'{_replicas(lacking)} not in the checkpoint: started from replica 0')
   dropped = [name for name in values if name not in shapes]

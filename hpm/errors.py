@@ -7,6 +7,8 @@ command line prints that line and no traceback. Every other exception is a fault
 from collections.abc import Iterable
 import difflib
 
+__all__ = ['DataError', 'UsageError', 'unknown']
+
 
 class UsageError(ValueError):
   """An option, argument or combination that can't work; raised before anything is built."""

@@ -7,7 +7,32 @@ import dataclasses
 
 from hpm import errors
 
-__all__ = ['POLICIES', 'Precision', 'create']
+__all__ = ['POLICIES', 'DynamicLossScale', 'Precision', 'create']
+
+
+@dataclasses.dataclass(frozen=True)
+class DynamicLossScale:
+  """A loss scale that follows the gradients (Micikevicius et al. 2018, arXiv:1710.03740).
+
+  Where the aggregated gradient is not finite the step changes no variable, and the scale is halved,
+  down to 1; after `increase_every` finite steps in a row it is doubled, up to 2**24.
+
+  Attributes:
+    initial: scale of the first step.
+    increase_every: number of steps.
+  """
+
+  initial: float = 2.0**15
+  increase_every: int = 1000
+
+  minimum = 1.0
+  maximum = 2.0**24
+
+  def __post_init__(self) -> None:
+    if not self.minimum <= self.initial <= self.maximum:
+      raise errors.UsageError(f'initial loss scale {self.initial}: must lie in [1, 2**24]')
+    if self.increase_every < 1:
+      raise errors.UsageError(f'increase_every {self.increase_every}: must be at least 1')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +46,7 @@ class Precision:
   """
 
   compute_dtype: str
-  loss_scale: float = 1.0
+  loss_scale: float | DynamicLossScale = 1.0
 
 
 POLICIES = {

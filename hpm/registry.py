@@ -10,6 +10,8 @@ from typing import Any
 
 from hpm import errors
 
+__all__ = ['lazy', 'resolve']
+
 
 def resolve(kind: str, registry: Mapping[str, str], name: str) -> Any:
   """The function that `name` stands for; UsageError with the nearest names if there is none."""

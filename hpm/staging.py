@@ -29,35 +29,52 @@ class StagedLoop:
   Args:
     body: builds one step's graph from one batch a device; returns a nest of tensors.
     devices: device strings.
+    result: the nest of `tf.TensorSpec` that the body returns.
   """
 
-  def __init__(self, body: Body, devices: Sequence[str]):
+  def __init__(self, body: Body, devices: Sequence[str], result: Any):
     self._body = body
+    self._result = result
     self._devices = tuple(devices)
-    self._compiled: dict[Any, tuple[Any, Any]] = {}
+    self._compiled: dict[Any, tuple[Any, Any, Any]] = {}
 
-  def run(self, dataset: tf.data.Dataset, num_steps: int | None = None) -> Iterator[Any]:
+  def run(
+    self, dataset: tf.data.Dataset, num_steps: int | None = None, steps_per_call: int = 1
+  ) -> Iterator[Any]:
     """Yields the body's result of each step, until the data or `num_steps` ends.
 
     Args:
       dataset: of batches for one device: a tuple of tensors whose first dimension is the batch.
       num_steps: None runs to the end of the data.
+      steps_per_call: steps that run in the graph before their results are yielded.
 
     Raises:
       DataError: the data set yields nothing at all.
     """
-    prime, step = self._functions(dataset)
+    if steps_per_call < 1:
+      raise UsageError(f'steps_per_call {steps_per_call}: at least 1 is needed')
+    prime, step, steps = self._functions(dataset)
     iterator = iter(dataset)
     staged, more = prime(iterator)
     if not more:
       raise DataError('the data set yields no batch at all')
     finished = 0
     while more and (num_steps is None or finished < num_steps):
-      result, staged, more = step(iterator, staged)
-      finished += 1
-      yield result
+      if steps_per_call == 1:
+        result, staged, more = step(iterator, staged)
+        finished += 1
+        yield result
+      else:
+        wanted = steps_per_call
+        if num_steps is not None:
+          wanted = min(wanted, num_steps - finished)
+        results, staged, more = steps(iterator, staged, tf.constant(wanted))
+        parts = [tf.unstack(values) for values in tf.nest.flatten(results)]
+        for values in zip(*parts, strict=True):
+          finished += 1
+          yield tf.nest.pack_sequence_as(results, values)
 
-  def _functions(self, dataset: tf.data.Dataset) -> tuple[Any, Any]:
+  def _functions(self, dataset: tf.data.Dataset) -> tuple[Any, Any, Any]:
     spec = dataset.element_spec
     if not isinstance(spec, tuple) or not all(isinstance(s, tf.TensorSpec) for s in spec):
       raise UsageError(f'a data set of tuples of tensors is needed, not of {spec}')
@@ -85,8 +102,46 @@ class StagedLoop:
         following, more = self._fetch(iterator, spec, endless)
         return self._body(staged), following, more
 
-      self._compiled[key] = (prime, step)
+      @tf.function(
+        autograph=False, input_signature=[iterator_spec, staged_spec, tf.TensorSpec([], tf.int32)]
+      )
+      def steps(iterator, staged, count):
+        return self._loop(iterator, staged, count, spec, endless)
+
+      self._compiled[key] = (prime, step, steps)
     return self._compiled[key]
+
+  def _loop(
+    self,
+    iterator: Any,
+    staged: list[Batch],
+    count: tf.Tensor,
+    spec: Sequence[tf.TensorSpec],
+    endless: bool,
+  ) -> tuple[Any, list[Batch], tf.Tensor]:
+    """Up to `count` steps in the graph; results stacked, one row a step."""
+
+    def one(i, staged, more, arrays):
+      following, more = self._fetch(iterator, spec, endless)
+      result = self._body(staged)
+      with tf.device(CPU):
+        written = [a.write(i, t) for a, t in zip(arrays, tf.nest.flatten(result), strict=True)]
+        return i + 1, following, more, written
+
+    def go_on(i, staged, more, arrays):
+      with tf.device(CPU):
+        return tf.logical_and(i < count, more)
+
+    with tf.device(CPU):
+      arrays = [
+        tf.TensorArray(s.dtype, 0, dynamic_size=True, element_shape=s.shape)
+        for s in tf.nest.flatten(self._result)
+      ]
+      start = (tf.constant(0), staged, tf.constant(True), arrays)
+    _, staged, more, arrays = tf.while_loop(go_on, one, start, parallel_iterations=1)
+    with tf.device(CPU):
+      stacked = [array.stack() for array in arrays]
+    return tf.nest.pack_sequence_as(self._result, stacked), staged, more
 
   def _fetch(
     self, iterator: Any, spec: Sequence[tf.TensorSpec], endless: bool

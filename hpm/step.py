@@ -6,6 +6,7 @@ All towers, the aggregation and the update are in it; nothing comes back to Pyth
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -15,13 +16,21 @@ from hpm.losses import Loss, softmax_cross_entropy
 from hpm.models.builder import Model
 from hpm.optimizers.rules import Optimizer
 from hpm.pipelines.normalize import normalize
+from hpm.precision import DynamicLossScale
 from hpm.staging import Batch, StagedLoop
 from hpm.variable_mgr.base import TowerResult, VariableManager
 from hpm.variable_mgr.transform import Mean
 
-__all__ = ['EvalMetrics', 'EvalStep', 'Metrics', 'TrainStep']
+__all__ = ['EvalMetrics', 'EvalStep', 'Metrics', 'TrainStep', 'is_kernel']
 
 Preprocess = Callable[[tf.Tensor, str, str], tf.Tensor]
+
+_PRIME = 7919
+
+
+def is_kernel(name: str) -> bool:
+  """Whether a parameter is a convolution's or a dense layer's kernel, by its name."""
+  return name.rpartition('/')[2].endswith('kernel')
 
 
 class Metrics(NamedTuple):
@@ -31,11 +40,20 @@ class Metrics(NamedTuple):
     step: int64, the number of finished steps.
     loss: float32, mean over the step's samples.
     num_samples: int64, of all devices.
+    loss_scale: float32, that this step used.
+    finite: bool, False where a dynamic loss scale was too large and no variable changed.
   """
 
   step: tf.Tensor
   loss: tf.Tensor
   num_samples: tf.Tensor
+  loss_scale: tf.Tensor
+  finite: tf.Tensor
+
+
+_METRICS = Metrics(
+  *(tf.TensorSpec([], t) for t in (tf.int64, tf.float32, tf.int64, tf.float32, tf.bool))
+)
 
 
 class EvalMetrics(NamedTuple):
@@ -53,6 +71,11 @@ class EvalMetrics(NamedTuple):
   num_samples: tf.Tensor
 
 
+_EVAL_METRICS = EvalMetrics(
+  *(tf.TensorSpec([], t) for t in (tf.float32, tf.int64, tf.int64, tf.int64))
+)
+
+
 class TrainStep:
   """A model, a variable manager and an optimizer bound into a training step.
 
@@ -61,10 +84,18 @@ class TrainStep:
     manager: where its variables live; its variables are created here.
     optimizer: the update rule, which holds the learning rate.
     loss: (labels, logits) -> float32 [b].
-    loss_scale: see `hpm.precision.Precision`.
+    loss_scale: a number, or `hpm.precision.DynamicLossScale`.
     preprocess: (images, dtype, data_format) -> images, run first thing on the device. The default
       takes uint8 images [b, H, W, 3]; pass one of your own for other input.
     seed: of the initial values and of dropout.
+    accumulate: the tower takes its batch in so many parts, one after the other, and sums their
+      gradients: activations of one part are in memory at a time.
+    clip_norm: bound on the norm of the global gradient.
+    clip_value: bound on each of its elements.
+    weight_decay: factor w of a penalty of w / 2 times the squared norm; its gradient w * parameter
+      is added after clipping. The reported loss is without it.
+    decayed: which parameters decay, by name; convolution and dense kernels by default.
+    xla: compiles the tower by XLA (`jit_compile`); static batch sizes then compile once.
 
   Attributes:
     num_traces: how often the tower has been traced; once for all devices.
@@ -77,12 +108,22 @@ class TrainStep:
     optimizer: Optimizer,
     *,
     loss: Loss | None = None,
-    loss_scale: float = 1.0,
+    loss_scale: float | DynamicLossScale = 1.0,
     preprocess: Preprocess = normalize,
     seed: int = 0,
+    accumulate: int = 1,
+    clip_norm: float | None = None,
+    clip_value: float | None = None,
+    weight_decay: float = 0.0,
+    decayed: Callable[[str], bool] = is_kernel,
+    xla: bool = False,
   ):
-    if loss_scale <= 0:
+    if not isinstance(loss_scale, DynamicLossScale) and not loss_scale > 0:
       raise UsageError(f'loss_scale {loss_scale}: must be positive')
+    if accumulate < 1:
+      raise UsageError(f'accumulate {accumulate}: at least 1 part is needed')
+    if not weight_decay >= 0:
+      raise UsageError(f'weight_decay {weight_decay}: must not be negative')
     self.model = model
     self.manager = manager
     self.optimizer = optimizer
@@ -91,22 +132,46 @@ class TrainStep:
     self._loss_scale = loss_scale
     self._preprocess = preprocess
     self._seed = seed
-    manager.create(*model.init(seed), optimizer)
+    self._accumulate = accumulate
+    params, state = model.init(seed)
+    self._transform = functools.partial(
+      Mean,
+      clip_norm=clip_norm,
+      clip_value=clip_value,
+      weight_decay={name: weight_decay for name in params if weight_decay and decayed(name)},
+      check_finite=isinstance(loss_scale, DynamicLossScale),
+    )
+    self._transform()  # refuses bounds before anything is built
+    manager.create(params, state, optimizer)
     with tf.device(manager.home):
-      zero = tf.zeros([], tf.int64)
-      self._step = tf.Variable(zero, name='step')
-      self._samples = tf.Variable(zero, name='samples')
-    self._tower = tf.function(self._build_tower, autograph=False)
-    self._loop = StagedLoop(self.build, manager.devices)
+      self._counters = {
+        'step': tf.Variable(tf.zeros([], tf.int64), name='step'),
+        'samples': tf.Variable(tf.zeros([], tf.int64), name='samples'),
+      }
+      if isinstance(loss_scale, DynamicLossScale):
+        self._counters |= {
+          'loss_scale': tf.Variable(tf.constant(loss_scale.initial), name='loss_scale'),
+          'finite_steps': tf.Variable(tf.zeros([], tf.int64), name='finite_steps'),
+        }
+    self._tower = tf.function(self._build_tower, autograph=False, jit_compile=xla or None)
+    self._loop = StagedLoop(self.build, manager.devices, _METRICS)
     self._direct = tf.function(self.build, autograph=False, reduce_retracing=True)
 
-  def run(self, dataset: tf.data.Dataset, num_steps: int | None = None) -> Iterator[Metrics]:
+  def run(
+    self, dataset: tf.data.Dataset, num_steps: int | None = None, steps_per_call: int = 1
+  ) -> Iterator[Metrics]:
     """Trains on a data set of (images, labels) batches for one device; yields each step's metrics.
 
     The next batches are copied to the devices while the current ones are trained on. A finite data
     set may end in smaller batches; all samples count alike.
+
+    Args:
+      dataset: each device takes one batch a step, in turn.
+      num_steps: None runs to the end of the data.
+      steps_per_call: so many steps run in one loop in the graph before their metrics are yielded,
+        which saves the host's share of each step.
     """
-    yield from self._loop.run(dataset, num_steps)
+    yield from self._loop.run(dataset, num_steps, steps_per_call)
 
   def __call__(self, batches: Sequence[Batch]) -> Metrics:
     """One step on the given batches, one (images, labels) a device."""
@@ -120,76 +185,119 @@ class TrainStep:
         f'{len(batches)} batches for {len(manager.devices)} devices: each device needs one'
       )
     with tf.device(manager.home):
-      step = tf.raw_ops.ReadVariableOp(resource=self._step.handle, dtype=tf.int64)
-      samples = tf.raw_ops.ReadVariableOp(resource=self._samples.handle, dtype=tf.int64)
-    scale = self._scale(batches)
+      before = {
+        name: tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+        for name, variable in self._counters.items()
+      }
+      loss_scale = before.get('loss_scale', self._loss_scale)
+      scale = loss_scale / _largest(batches)
     towers, losses = [], []
     for i, (device, (images, labels)) in enumerate(zip(manager.devices, batches, strict=True)):
       params, state = manager.read(i)
       with tf.device(manager.home):
         # int32 stays in host memory, where random ops want their seeds.
-        count = tf.cast(step * len(batches) + i, tf.int32)
+        count = tf.cast(before['step'] * len(batches) + i, tf.int32)
         rng = tf.stack([tf.constant(self._seed, tf.int32), count])
       with tf.device(device):
         gradients, state, loss = self._tower(params, state, images, labels, rng, scale)
       towers.append(TowerResult(gradients, state, _num_samples(images, device, manager.home)))
       losses.append(loss)
-    updates = manager.update(towers, Mean(scale), self.optimizer, step)
+    operations, finite = manager.update(
+      towers, self._transform(scale), self.optimizer, before['step']
+    )
     with tf.device(manager.home):
       num_samples = tf.add_n([tower.num_samples for tower in towers])
       loss = tf.add_n(losses) / tf.cast(tf.maximum(num_samples, 1), tf.float32)
-      next_step = step + 1
-      with tf.control_dependencies([step, samples]):
-        updates += [
-          tf.raw_ops.AssignVariableOp(resource=self._step.handle, value=next_step),
-          tf.raw_ops.AssignVariableOp(resource=self._samples.handle, value=samples + num_samples),
+      after = {'step': before['step'] + 1, 'samples': before['samples'] + num_samples}
+      if finite is None or not isinstance(self._loss_scale, DynamicLossScale):
+        finite = tf.constant(True)
+      else:
+        after |= _next_loss_scale(self._loss_scale, loss_scale, before['finite_steps'], finite)
+      with tf.control_dependencies(list(before.values())):
+        operations += [
+          tf.raw_ops.AssignVariableOp(resource=self._counters[name].handle, value=value)
+          for name, value in after.items()
         ]
       # Grouped, the updates of a device send one message home, not one for each variable.
-      with tf.control_dependencies([tf.group(*updates)]):
-        return Metrics(tf.identity(next_step), tf.identity(loss), tf.identity(num_samples))
+      with tf.control_dependencies([tf.group(*operations)]):
+        return Metrics(
+          tf.identity(after['step']),
+          tf.identity(loss),
+          tf.identity(num_samples),
+          tf.identity(tf.convert_to_tensor(loss_scale, tf.float32)),
+          tf.identity(finite),
+        )
 
   def named_variables(self) -> dict[str, tf.Variable]:
     """Canonical name -> variable of everything that a resumed run needs (see `hpm.checkpoint`).
 
     'samples' counts the samples of finished steps, never the iterator's prefetched position.
     """
-    counters = {'step': self._step, 'samples': self._samples}
-    return {**counters, **self.manager.named_variables()}
+    return {**self._counters, **self.manager.named_variables()}
 
   def snapshot(self) -> dict[str, tf.Tensor]:
     """Canonical name -> value. Graph-building outside eager mode."""
     with tf.device(self.manager.home):
-      counters = {'step': self._step.read_value(), 'samples': self._samples.read_value()}
+      counters = {name: variable.read_value() for name, variable in self._counters.items()}
     return {**counters, **self.manager.snapshot()}
 
   def restore(self, values: Mapping[str, tf.Tensor]) -> list[tf.Operation]:
     """Sets everything from a snapshot of any manager and number of devices.
 
-    Graph-building outside eager mode.
+    A snapshot without a loss scale leaves it as it is. Graph-building outside eager mode.
     """
     with tf.device(self.manager.home):
       counters = [
         tf.raw_ops.AssignVariableOp(resource=variable.handle, value=values[name])
-        for name, variable in (('step', self._step), ('samples', self._samples))
+        for name, variable in self._counters.items()
+        if name in values or name in ('step', 'samples')
       ]
     return [*counters, *self.manager.restore(values)]
 
   @property
   def variables(self) -> list[tf.Variable]:
     """Every variable, for a session's initialisation."""
-    return [self._step, self._samples, *self.manager.variables]
-
-  def _scale(self, batches: Sequence[Batch]) -> float:
-    """The factor on each sample's loss: with it half-precision gradients stay those of a mean.
-
-    It is one for all towers, whatever the sizes of their batches.
-    """
-    sizes = [images.shape[0] for images, _ in batches]
-    return self._loss_scale / (1 if None in sizes else max(1, *sizes))
+    return [*self._counters.values(), *self.manager.variables]
 
   def _build_tower(self, params, state, images, labels, rng, scale):
     """Normalise, model, loss, gradients: traced once, called on every device."""
     self.num_traces += 1
+    if self._accumulate == 1:
+      return self._gradients(params, state, images, labels, rng, scale)
+    return self._accumulated(params, state, images, labels, rng, scale)
+
+  def _accumulated(self, params, state, images, labels, rng, scale):
+    """`_gradients` over the parts of a batch, one after the other, in a loop in the graph."""
+    parts, size = self._accumulate, images.shape[0]
+    if size is not None and size % parts:
+      raise UsageError(f'a batch of {size} is not to be had in {parts} equal parts (accumulate)')
+    moved: set[str] = set()
+
+    def part(i, state, gradients, loss):
+      count = tf.shape(images)[0]
+      begin, end = i * count // parts, (i + 1) * count // parts
+      some_images, some_labels = images[begin:end], labels[begin:end]
+      some_images.set_shape([size and size // parts, *images.shape[1:]])
+      some_labels.set_shape([size and size // parts, *labels.shape[1:]])
+      # Apart from all that towers and steps count up: no two dropout masks alike.
+      seed = rng + tf.stack([i * _PRIME, 0])
+      more, new_state, more_loss = self._gradients(
+        params, state, some_images, some_labels, seed, scale
+      )
+      moved.update(new_state)
+      total = {name: gradient + more[name] for name, gradient in gradients.items()}
+      return i + 1, {**state, **new_state}, total, loss + more_loss
+
+    zeros = {name: tf.zeros_like(value) for name, value in params.items()}
+    _, new_state, gradients, loss = tf.while_loop(
+      lambda i, *_: i < parts,
+      part,
+      (tf.constant(0), state, zeros, tf.constant(0.0)),
+      parallel_iterations=1,
+    )
+    return gradients, {name: new_state[name] for name in state if name in moved}, loss
+
+  def _gradients(self, params, state, images, labels, rng, scale):
     maybe_empty = not images.shape[0]
     if maybe_empty:
       num_samples = tf.shape(images)[0]
@@ -237,7 +345,7 @@ class EvalStep:
     self._loss = loss or softmax_cross_entropy()
     self._preprocess = preprocess
     self._tower = tf.function(self._build_tower, autograph=False)
-    self._loop = StagedLoop(self.build, manager.devices)
+    self._loop = StagedLoop(self.build, manager.devices, _EVAL_METRICS)
 
   def run(self, dataset: tf.data.Dataset, num_steps: int | None = None) -> Iterator[EvalMetrics]:
     """Evaluates batches for one device; yields each step's sums."""
@@ -290,6 +398,30 @@ class EvalStep:
       _count(tf.math.in_top_k(labels, logits, 1)),
       _count(tf.math.in_top_k(labels, logits, ranked)),
     )
+
+
+def _next_loss_scale(
+  rule: DynamicLossScale, scale: tf.Tensor, finite_steps: tf.Tensor, finite: tf.Tensor
+) -> dict[str, tf.Tensor]:
+  """The counters of a dynamic loss scale after a step whose gradients were `finite` or not."""
+  none = tf.zeros_like(finite_steps)
+  counted = tf.where(finite, finite_steps + 1, none)
+  grow = counted >= rule.increase_every
+  grown = tf.where(grow, tf.minimum(scale * 2.0, rule.maximum), scale)
+  return {
+    'loss_scale': tf.where(finite, grown, tf.maximum(scale * 0.5, rule.minimum)),
+    'finite_steps': tf.where(grow, none, counted),
+  }
+
+
+def _largest(batches: Sequence[Batch]) -> int:
+  """The largest batch of a device; 1 if a size is not known.
+
+  Losses are divided by it, so that half-precision gradients stay in the range of a mean's; it is
+  one number for all towers, whatever the sizes of their batches.
+  """
+  sizes = [images.shape[0] for images, _ in batches]
+  return 1 if None in sizes else max(1, *sizes)
 
 
 def _never_empty(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, ...]:

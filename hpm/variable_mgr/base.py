@@ -7,8 +7,10 @@ updated, because state-changing ops wait for a barrier, one a device, which wait
 there.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
+import functools
+from typing import NamedTuple
 import weakref
 
 import tensorflow as tf
@@ -17,9 +19,9 @@ from hpm.devices import CPU
 from hpm.errors import UsageError
 from hpm.optimizers.rules import Optimizer
 from hpm.variable_mgr import packing
-from hpm.variable_mgr.transform import Transform
+from hpm.variable_mgr.transform import Transform, total
 
-__all__ = ['Copy', 'TowerResult', 'VariableManager']
+__all__ = ['Copy', 'TowerResult', 'Update', 'VariableManager']
 
 Tensors = Mapping[str, tf.Tensor]
 
@@ -39,6 +41,19 @@ class TowerResult:
   gradients: Tensors
   state: Tensors
   num_samples: tf.Tensor
+
+
+class Update(NamedTuple):
+  """What `VariableManager.update` built.
+
+  Attributes:
+    operations: everything that changes state.
+    finite: bool scalar at the manager's home, whether the variables were updated at all; None where
+      the transform doesn't ask.
+  """
+
+  operations: list[tf.Operation]
+  finite: tf.Tensor | None
 
 
 class Copy:
@@ -78,6 +93,18 @@ class Copy:
   def _variable(self, name: str, value: tf.Tensor, placed_as: str) -> tf.Variable:
     with tf.device(self.places[placed_as]):
       return tf.Variable(value, name=self._scope + name)
+
+
+class Scalars(NamedTuple):
+  """What updates need beside gradients.
+
+  Attributes:
+    at: device -> the transform's and the optimizer's scalars, lying there.
+    finite: see `Update`.
+  """
+
+  at: dict[str, tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]]
+  finite: tf.Tensor | None
 
 
 class VariableManager:
@@ -123,8 +150,15 @@ class VariableManager:
     transform: Transform,
     optimizer: Optimizer,
     step: tf.Tensor,
-  ) -> list[tf.Operation]:
-    """Aggregates, transforms and applies; returns the state-changing ops."""
+  ) -> Update:
+    """Aggregates the towers' results, transforms the gradients and applies them.
+
+    Args:
+      towers: one result a device.
+      transform: from the aggregate to what is applied.
+      optimizer: the rule that `create` was given.
+      step: int64 scalar at home, the number of finished steps.
+    """
     raise NotImplementedError
 
   def copy_of(self, tower: int) -> Copy:
@@ -185,6 +219,47 @@ class VariableManager:
         barriers[place] = tf.no_op()
     return barriers
 
+  def _scalars(
+    self,
+    gradients: Tensors,
+    copy: Copy,
+    num_samples: tf.Tensor,
+    transform: Transform,
+    optimizer: Optimizer,
+    step: tf.Tensor,
+    places: Iterable[str],
+  ) -> Scalars:
+    """The transform's and the optimizer's scalars, computed at home and copied to each place.
+
+    Args:
+      gradients: the aggregate, each where `copy` has its parameter.
+      copy: see `gradients`.
+      num_samples: int64 scalar at home.
+      transform, optimizer, step: as for `update`.
+      places: devices.
+    """
+    statistics: dict[str, list[tf.Tensor | None]] = {}
+    for name, gradient in gradients.items():
+      place = copy.places[name]
+      with tf.device(place):
+        statistics.setdefault(place, []).append(transform.statistic(gradient))
+    sums = []
+    for place, values in statistics.items():  # so that each device sends one scalar home
+      with tf.device(place):
+        sums.append(total(values))
+    with tf.device(self.home):
+      of_transform = transform.scalars(total(sums), num_samples)
+      of_optimizer = optimizer.scalars(step)
+    finite = of_transform.pop('finite', None)
+    copied = {}
+    for place in dict.fromkeys(places):
+      if place == self.home:
+        copied[place] = (of_transform, of_optimizer)
+      else:
+        with tf.device(place):
+          copied[place] = (_copied(of_transform), _copied(of_optimizer))
+    return Scalars(copied, finite)
+
   def _apply(
     self,
     copy: Copy,
@@ -192,45 +267,41 @@ class VariableManager:
     state: Tensors,
     transform: Transform,
     optimizer: Optimizer,
-    scalars: Mapping[str, tuple[Tensors, Tensors]],
+    scalars: Scalars,
     barriers: Mapping[str, tf.Operation],
   ) -> list[tf.Operation]:
-    """Updates one copy. `scalars`: device -> the transform's and the optimizer's, lying there."""
-    updates = []
-    for name, variable in copy.params.items():
-      place = copy.places[name]
-      of_transform, of_optimizer = scalars[place]
-      slots = {slot: variables[name] for slot, variables in copy.slots.items()}
-      with tf.device(place):
-        gradient = transform.apply(gradients[name], of_transform)
-        with tf.control_dependencies([barriers[place]]):
-          updates.append(optimizer.apply(variable, slots, gradient, of_optimizer))
-    for name, value in state.items():
-      with tf.control_dependencies([barriers[copy.places[name]]]):
-        updates.append(self._assign(copy.state[name], value))
-    return updates
+    """Updates one copy, or leaves it as it is where the gradients are not finite."""
+    here: dict[str, list[str]] = {}
+    for name in [*copy.params, *state]:
+      here.setdefault(copy.places[name], []).append(name)
 
-  def _scalars(
-    self,
-    gradients: Tensors,
-    num_samples: tf.Tensor,
-    transform: Transform,
-    optimizer: Optimizer,
-    step: tf.Tensor,
-    places: Iterable[str],
-  ) -> dict[str, tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]]:
-    """The transform's and the optimizer's scalars, computed at home and copied to each place."""
-    with tf.device(self.home):
-      computed = (transform.scalars(gradients, num_samples), optimizer.scalars(step))
-    copied = {}
-    for place in dict.fromkeys(places):
-      if place == self.home:
-        copied[place] = computed
-      else:
-        with tf.device(place):
-          of_transform, of_optimizer = computed
-          copied[place] = (_copied(of_transform), _copied(of_optimizer))
-    return copied
+    def updates(place: str, waits: list[tf.Operation]) -> list[tf.Operation]:
+      of_transform, of_optimizer = scalars.at[place]
+      operations = []
+      for name in here[place]:
+        if name in copy.params:
+          variable = copy.params[name]
+          slots = {slot: variables[name] for slot, variables in copy.slots.items()}
+          value = functools.partial(self._value, variable)
+          gradient = transform.apply(name, gradients[name], value, of_transform)
+          with tf.control_dependencies(waits):
+            operations.append(optimizer.apply(variable, slots, gradient, of_optimizer))
+        else:
+          with tf.control_dependencies(waits):
+            operations.append(self._assign(copy.state[name], state[name]))
+      return operations
+
+    operations = []
+    for place in here:
+      with tf.device(place):
+        if scalars.finite is None:
+          operations += updates(place, [barriers[place]])
+        else:  # one conditional a device, which waits for the barrier as a whole
+          with tf.control_dependencies([barriers[place]]):
+            operations.append(
+              _only_if(scalars.finite, place, functools.partial(updates, place, []))
+            )
+    return operations
 
   def _num_samples(self, towers: Sequence[TowerResult]) -> tf.Tensor:
     with tf.device(self.home):
@@ -273,6 +344,22 @@ class VariableManager:
   def _assign(self, variable: tf.Variable, value: tf.Tensor) -> tf.Operation:
     with tf.device(variable.device):
       return tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
+
+
+def _only_if(
+  condition: tf.Tensor, place: str, updates: Callable[[], list[tf.Operation]]
+) -> tf.Tensor:
+  """The updates in one conditional, all of it on one device; whether they were made."""
+
+  def build() -> tf.Tensor:
+    with tf.device(place), tf.control_dependencies(updates()):
+      return tf.constant(True)
+
+  def skip() -> tf.Tensor:
+    with tf.device(place):
+      return tf.constant(False)
+
+  return tf.cond(condition, build, skip)
 
 
 def _copied(scalars: Tensors) -> dict[str, tf.Tensor]:

@@ -1,6 +1,8 @@
 """independent: one copy a device, nothing shared; the upper bound that other modes are held to."""
 
-from hpm.variable_mgr.base import VariableManager
+import tensorflow as tf
+
+from hpm.variable_mgr.base import Update, VariableManager
 
 __all__ = ['Independent']
 
@@ -14,15 +16,19 @@ class Independent(VariableManager):
 
   def update(self, towers, transform, optimizer, step):
     barriers = self._barriers()
-    updates = []
+    operations, finite = [], []
     for device, copy, tower in zip(self.devices, self.copies, towers, strict=True):
       scalars = self._scalars(
-        tower.gradients, tower.num_samples, transform, optimizer, step, [device]
+        tower.gradients, copy, tower.num_samples, transform, optimizer, step, [device]
       )
-      updates += self._apply(
+      finite.append(scalars.finite)
+      operations += self._apply(
         copy, tower.gradients, tower.state, transform, optimizer, scalars, barriers
       )
-    return updates
+    if finite[0] is None:
+      return Update(operations, None)
+    with tf.device(self.home):
+      return Update(operations, tf.reduce_all(finite))
 
   def named_variables(self):
     named = super().named_variables()

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from hpm.devices import CPU
 from hpm.errors import UsageError
-from hpm.variable_mgr.base import Copy, VariableManager
+from hpm.variable_mgr.base import Copy, Update, VariableManager
 
 __all__ = ['ParameterServer', 'balance']
 
@@ -56,11 +56,13 @@ class ParameterServer(VariableManager):
     for name in copy.params:
       with tf.device(copy.places[name]):
         gradients[name] = tf.add_n([tower.gradients[name] for tower in towers])
-    scalars = self._scalars(
-      gradients, self._num_samples(towers), transform, optimizer, step, copy.places.values()
-    )
+    places = copy.places.values()
+    samples = self._num_samples(towers)
+    scalars = self._scalars(gradients, copy, samples, transform, optimizer, step, places)
     home = self.devices[0] if self._spread else CPU
     with tf.device(home):
       sums = [tf.add_n(values) for values in zip(*self._pack_state(towers), strict=True)]
     state = self._mean_state(towers, sums, home)
-    return self._apply(copy, gradients, state, transform, optimizer, scalars, self._barriers())
+    barriers = self._barriers()
+    operations = self._apply(copy, gradients, state, transform, optimizer, scalars, barriers)
+    return Update(operations, scalars.finite)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hpm import variable_mgr
 from hpm.errors import UsageError
 from hpm.variable_mgr.allreduce import AllReduce, HalfTransfer
-from hpm.variable_mgr.base import VariableManager
+from hpm.variable_mgr.base import Update, VariableManager
 
 __all__ = ['Replicated']
 
@@ -48,12 +48,11 @@ class Replicated(VariableManager):
     sums = self._reduce_gradients([[tower.gradients[n] for n in names] for tower in towers])
     gradients = [dict(zip(names, values, strict=True)) for values in sums]
     packed = self._reduce_state(self._pack_state(towers))
-    scalars = self._scalars(
-      gradients[0], self._num_samples(towers), transform, optimizer, step, self.devices
-    )
+    first, samples = self.copies[0], self._num_samples(towers)
+    scalars = self._scalars(gradients[0], first, samples, transform, optimizer, step, self.devices)
     barriers = self._barriers()
-    updates = []
+    operations = []
     for i, copy in enumerate(self.copies):
       state = self._mean_state(towers, packed[i], self.devices[i])
-      updates += self._apply(copy, gradients[i], state, transform, optimizer, scalars, barriers)
-    return updates
+      operations += self._apply(copy, gradients[i], state, transform, optimizer, scalars, barriers)
+    return Update(operations, scalars.finite)

@@ -159,6 +159,10 @@ def train(
   network: Network = two_layers,
   variable_delay: int = 0,
   gradient_delay: int = 0,
+  clip_norm: float = np.inf,
+  clip_value: float = np.inf,
+  weight_decay: float = 0.0,
+  skipped: Sequence[int] = (),
 ) -> Result:
   """Synchronous data-parallel training.
 
@@ -171,6 +175,10 @@ def train(
       initial values (staged variables).
     gradient_delay: step t applies the gradients of step t - gradient_delay; the first steps, which
       have none to apply, update nothing (relaxed consistency).
+    clip_norm: bound on the norm of all gradients together.
+    clip_value: bound on each element, after that.
+    weight_decay: times the kernels, added to their gradients after clipping.
+    skipped: steps that change no parameter and no slot, as after an overflow; from 0.
   """
   params = {name: np.asarray(value, np.float64) for name, value in params.items()}
   slots = {name: optimizer.start(value) for name, value in params.items()}
@@ -183,9 +191,16 @@ def train(
     gradients.append(
       {name: sum(gradient[name] for _, gradient in results) / num_samples for name in params}
     )
-    if len(gradients) > gradient_delay:
+    if len(gradients) > gradient_delay and len(gradients) - 1 not in skipped:
       number += 1
       mean = gradients[-1 - gradient_delay]
+      norm = np.sqrt(sum(np.sum(gradient**2) for gradient in mean.values()))
+      for name, gradient in mean.items():
+        clipped = np.clip(
+          gradient * min(1.0, clip_norm / max(norm, 1e-300)), -clip_value, clip_value
+        )
+        decay = weight_decay if name.endswith('kernel') else 0.0
+        mean[name] = clipped + decay * params[name]
       updated = {
         name: optimizer.update(value, slots[name], mean[name], number)
         for name, value in params.items()

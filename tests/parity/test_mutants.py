@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import hpm
 from hpm.optimizers.rules import Adam, Momentum
+from hpm.variable_mgr.base import Update
 from hpm.variable_mgr.parameter_server import ParameterServer
 from hpm.variable_mgr.transform import Mean
 from tests.parity import harness
@@ -39,14 +40,14 @@ def scaled(tower, factor):
 class Sum(Mean):
   """The sum over samples where the mean is due."""
 
-  def scalars(self, gradients, num_samples):
+  def scalars(self, statistic, num_samples):
     del num_samples
-    return super().scalars(gradients, tf.constant(1, tf.int64))
+    return super().scalars(statistic, tf.constant(1, tf.int64))
 
 
 class KeepsLossScale(Mean):
-  def __init__(self, scale):
-    super().__init__(scale / LOSS_SCALE)
+  def __init__(self, scale=1.0, **options):
+    super().__init__(scale / LOSS_SCALE, **options)
 
 
 @pytest.mark.parametrize('mode', harness.MODES)
@@ -95,9 +96,8 @@ class UpdatesOncePerTower(ParameterServer):
 
   def update(self, towers, transform, optimizer, step):
     (copy,) = self.copies
-    scalars = self._scalars(
-      {}, self._num_samples(towers), transform, optimizer, step, copy.places.values()
-    )
+    places, samples = copy.places.values(), self._num_samples(towers)
+    scalars = self._scalars({}, copy, samples, transform, optimizer, step, places)
     barriers = self._barriers()
     updates = []
     for tower in towers:
@@ -105,7 +105,7 @@ class UpdatesOncePerTower(ParameterServer):
         updates = self._apply(
           copy, tower.gradients, tower.state, transform, optimizer, scalars, barriers
         )
-    return updates
+    return Update(updates, None)
 
 
 @pytest.mark.parametrize('optimizer', harness.OPTIMIZERS)
@@ -139,9 +139,8 @@ class ReadsForEachTower(ParameterServer):
 
   def update(self, towers, transform, optimizer, step):
     (copy,) = self.copies
-    scalars = self._scalars(
-      {}, self._num_samples(towers), transform, optimizer, step, copy.places.values()
-    )
+    places, samples = copy.places.values(), self._num_samples(towers)
+    scalars = self._scalars({}, copy, samples, transform, optimizer, step, places)
     all_reads = [value for values in self._tower_reads for value in values]
     waits_for = self._tower_reads[0] if self._late else all_reads
     with tf.control_dependencies(waits_for):
@@ -154,7 +153,7 @@ class ReadsForEachTower(ParameterServer):
     if self._late:
       for value in self._tower_reads[1]:
         value.op._add_control_inputs(first)
-    return [*first, *second]
+    return Update([*first, *second], None)
 
 
 def test_a_tower_that_reads_after_the_update_is_found(cpu_devices):
