@@ -2,7 +2,7 @@
 
 from absl import flags
 
-from hpm import errors, models
+from hpm import models
 from hpm.errors import UsageError
 
 TITLE = 'Model'
@@ -13,7 +13,11 @@ BATCH_SIZE = {'gpu': 64, 'cpu': 2}
 
 def define(values: flags.FlagValues) -> None:
   flags.DEFINE_string(
-    'model', 'resnet50', f'{", ".join(models.MODELS)}. Default: resnet50.', flag_values=values
+    'model',
+    'resnet50',
+    f'{", ".join(models.MODELS)}; keras:NAME for one of keras.applications; module:function for a '
+    "function of your own that returns a Keras model or one of hpm's. Default: resnet50.",
+    flag_values=values,
   )
   flags.DEFINE_integer(
     'batch_size',
@@ -31,8 +35,7 @@ def define(values: flags.FlagValues) -> None:
 
 
 def check(options) -> None:
-  if options.model not in models.MODELS:
-    raise errors.unknown('model', options.model, models.MODELS)
+  models.check_name(options.model)
   if options.batch_size is not None and options.batch_size < 1:
     raise UsageError(
       f'--batch_size={options.batch_size}: at least 1 image per device is needed (0 meant the '

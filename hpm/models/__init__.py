@@ -13,7 +13,7 @@ if TYPE_CHECKING:
   from hpm.models.builder import Builder, Model
   from hpm.models.keras_adapter import from_keras
 
-__all__ = ['MODELS', 'Builder', 'Model', 'create', 'from_keras', 'is_valid_name']
+__all__ = ['MODELS', 'Builder', 'Model', 'check_name', 'create', 'from_keras']
 
 MODELS = {
   'trivial': 'hpm.models.trivial:trivial',
@@ -81,8 +81,7 @@ def create(name: str, **options: Any) -> 'Model':
       the computation ('float32', 'float16', 'bfloat16'), `data_format` ('NHWC', 'NCHW'), and what
       the model's own function takes.
   """
-  if not is_valid_name(name):
-    raise errors.unknown('model', name, [*MODELS, 'keras:NAME', 'module:function'])
+  check_name(name)
   if name in MODELS:
     return registry.resolve('model', MODELS, name)(**options)
   from hpm.models import external  # it imports TensorFlow
@@ -90,9 +89,11 @@ def create(name: str, **options: Any) -> 'Model':
   return external.create(name, **options)
 
 
-def is_valid_name(name: str) -> bool:
-  """Whether `create` takes names like this one.
+def check_name(name: str) -> None:
+  """UsageError with the nearest names, unless `name` has a form that `create` takes.
 
   Whether keras.applications or the user's module holds it is left to `create`: that takes imports.
   """
-  return name in MODELS or re.fullmatch(r'[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*', name) is not None
+  word = r'[^\W\d]\w*'
+  if name not in MODELS and not re.fullmatch(rf'{word}(\.{word})*:{word}', name):
+    raise errors.unknown('model', name, [*MODELS, 'keras:NAME', 'module:function'])
