@@ -22,7 +22,7 @@ def largest_error_of_the_change(result, expected):
 
 
 @pytest.mark.parametrize('mode', harness.MODES)
-@pytest.mark.parametrize('loss_scale', [1.0, 128.0, 1000.0])
+@pytest.mark.parametrize('loss_scale', [128.0, 1000.0])
 def test_the_loss_scale_leaves_no_trace(mode, loss_scale, cpu_devices):
   steps = harness.random_steps([[4, 4]] * NUM_STEPS)
   manager = harness.create_manager(mode, cpu_devices[:2])
