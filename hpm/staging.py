@@ -103,7 +103,9 @@ class StagedLoop:
         return self._body(staged), following, more
 
       @tf.function(
-        autograph=False, input_signature=[iterator_spec, staged_spec, tf.TensorSpec([], tf.int32)]
+        autograph=False,
+        input_signature=[iterator_spec, staged_spec, tf.TensorSpec([], tf.int32)],
+        experimental_attributes={'_disable_acd': True},
       )
       def steps(iterator, staged, count):
         return self._loop(iterator, staged, count, spec, endless)
@@ -141,6 +143,8 @@ class StagedLoop:
     _, staged, more, arrays = tf.while_loop(go_on, one, start, parallel_iterations=1)
     with tf.device(CPU):
       stacked = [array.stack() for array in arrays]
+    # A loop's results are the host's, unless they are asked for elsewhere.
+    staged = [self._at(device, batch) for device, batch in zip(self._devices, staged, strict=True)]
     return tf.nest.pack_sequence_as(self._result, stacked), staged, more
 
   def _fetch(
@@ -171,9 +175,12 @@ class StagedLoop:
         batch = [tf.cast(t, tf.int64) if t.dtype == tf.int32 else t for t in batch]
         for tensor, s in zip(batch, spec, strict=True):
           tensor.set_shape(s.shape)
-      with tf.device(device):
-        batches.append(tuple(tf.identity(t) for t in batch))
+      batches.append(self._at(device, batch))
     return batches, more[0]
+
+  def _at(self, device: str, batch: Sequence[tf.Tensor]) -> Batch:
+    with tf.device(device):
+      return tuple(tf.identity(t) for t in batch)
 
 
 def _on_device(spec: tf.TensorSpec) -> tf.TensorSpec:

@@ -103,27 +103,32 @@ def test_every_op_of_the_staged_step_is_placed(repeat):
   assert [edge for edge in placement.resource_edges(graph) if edge.source] == []
 
 
-def test_optimized_graph_takes_each_batch_straight_to_its_device(cpu_devices):
-  """What runs: no other device sees the batch between the host and its own, and no copy waits for
-  the step's updates, as TensorFlow's automatic control dependencies would have it.
-  """
-  devices = cpu_devices[5:8]  # the host's CPU:0 is none of them
+def optimized(devices, **options):
+  """The graph of a step that runs: after TensorFlow's optimizers, with every node's device."""
   manager = hpm.variable_mgr.create('replicated', devices)
   step = hpm.TrainStep(steps.three_variables(), manager, hpm.optimizers.create('momentum', 0.1))
   context.enable_run_metadata()
   context.context().enable_graph_collection()
   try:
-    list(step.run(data(repeat=True), num_steps=2))
+    list(step.run(data(repeat=True), **options))
   finally:
     collected = context.export_run_metadata()
     context.context().disable_graph_collection()
     context.disable_run_metadata()
-
   (graph,) = [
     functions.post_optimization_graph
     for functions in collected.function_graphs
     if any(node.op.startswith('ResourceApply') for node in functions.post_optimization_graph.node)
   ]
+  return graph
+
+
+def test_optimized_graph_takes_each_batch_straight_to_its_device(cpu_devices):
+  """What runs: no other device sees the batch between the host and its own, and no copy waits for
+  the step's updates, as TensorFlow's automatic control dependencies would have it.
+  """
+  devices = cpu_devices[5:8]  # the host's CPU:0 is none of them
+  graph = optimized(devices, num_steps=2)
   nodes = {node.name: node for node in graph.node}
   seen, waiting = [], []
   for node in graph.node:
@@ -142,3 +147,25 @@ def test_optimized_graph_takes_each_batch_straight_to_its_device(cpu_devices):
   for route in seen:  # backwards: on the device, then on the host
     assert route == sorted(route, reverse=True), route
     assert set(route) == {0, route[0]}, route
+
+
+def test_optimized_loop_carries_each_batch_on_its_device(cpu_devices):
+  """Several steps in one call: the staged batches go from iteration to iteration where they are,
+  and none of them waits for an update.
+  """
+  graph = optimized(cpu_devices[5:8], num_steps=6, steps_per_call=3)
+  carriers = [
+    node
+    for node in graph.node
+    if node.op in ('Enter', 'Merge', 'Switch', 'NextIteration', 'Exit', '_Retval')
+    and node.attr['T'].type == tf.uint8
+  ]
+  kinds = collections.Counter(node.op for node in carriers)
+  assert kinds == dict.fromkeys(('Enter', 'Merge', 'Switch', 'NextIteration', 'Exit', '_Retval'), 3)
+  places = collections.Counter(
+    (node.op, tf.DeviceSpec.from_string(node.device).device_index) for node in carriers
+  )
+  assert places == {(kind, i): 1 for kind in kinds for i in (5, 6, 7)}
+  updates = {node.name for node in graph.node if node.op.startswith(('ResourceApply', 'Assign'))}
+  waits = {name.lstrip('^') for node in carriers for name in node.input if name.startswith('^')}
+  assert not waits & updates
