@@ -16,11 +16,14 @@ from hpm.variable_mgr.allreduce import Collective, Copy, HalfTransfer
 ALL_REDUCES = {
   'copy_spread': lambda devices: Copy(devices, sum_on='spread'),
   'copy_cpu': lambda devices: Copy(devices, sum_on='cpu'),
-  'collective': lambda devices: Collective(devices, timeout_s=60.0),
-  'copy_as_float16': lambda devices: HalfTransfer(Copy(devices), devices, 'float16'),
-  'collective_as_bfloat16': lambda devices: HalfTransfer(
-    Collective(devices, timeout_s=60.0), devices, 'bfloat16'
-  ),
+  'collective': Collective,
+  **{
+    f'{name}_as_{dtype}': lambda devices, inner=inner, dtype=dtype: HalfTransfer(
+      inner(devices), devices, dtype
+    )
+    for name, inner in (('copy', Copy), ('collective', Collective))
+    for dtype in ('float16', 'bfloat16')
+  },
 }
 SHAPES = [(), (1,), (3, 5, 7), (2,), (0,), (4, 0, 3), (17, 1)]
 
