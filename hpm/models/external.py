@@ -18,6 +18,21 @@ from hpm.models.keras_adapter import KerasModel, building, first_line, from_kera
 
 __all__ = ['application', 'create', 'from_function']
 
+# Options of the applications that are decided here. Pretrained weights want the preprocessing that
+# they were trained with, which is for the user to know: see `from_keras` and its `input_range`.
+_DECIDED = frozenset(
+  [
+    'weights',
+    'include_top',
+    'classes',
+    'classifier_activation',
+    'input_shape',
+    'input_tensor',
+    'pooling',
+    'name',
+  ]
+)
+
 
 def create(name: str, **options: Any) -> Model:
   """The model 'keras:NAME' or 'package.module:function'."""
@@ -53,11 +68,11 @@ def application(
   if name not in functions:
     raise errors.unknown('model of keras.applications', name, functions)
   parameters = inspect.signature(functions[name]).parameters
+  free = parameters.keys() - _DECIDED
   for option in options:
-    if option not in parameters:
-      raise errors.unknown(f'option of keras:{name}', option, parameters)
-  arguments: dict[str, Any] = {'weights': None, 'classifier_activation': None, **options}
-  arguments['classes'] = num_classes
+    if option not in free:
+      raise errors.unknown(f'option of keras:{name}', option, free)
+  arguments = {'weights': None, 'classifier_activation': None, 'classes': num_classes, **options}
   if image_size is not None:
     shape = (image_size, image_size, 3)
     arguments['input_shape'] = shape if data_format == 'NHWC' else (3, image_size, image_size)
@@ -69,7 +84,9 @@ def application(
     except ValueError as error:
       raise UsageError(f'keras:{name}: {first_line(error)}') from error
   any_size = None in model.input_shape[1:]
-  own_scale = any(isinstance(layer, keras.layers.Rescaling) for layer in model.layers)
+  own_scale = arguments.get('include_preprocessing') or any(
+    isinstance(layer, keras.layers.Rescaling) for layer in model.layers
+  )
   return from_keras(
     model,
     name=f'keras:{name}',

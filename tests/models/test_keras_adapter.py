@@ -351,7 +351,22 @@ def test_named_applications_begin_with_the_same_values_every_time():
 def test_an_application_brings_its_own_image_size():
   assert hpm.models.create('keras:EfficientNetV2B2').image_size == 260
   assert hpm.models.create('keras:MobileNetV3Small').image_size == 224  # it takes any
-  assert hpm.models.create('keras:MobileNetV3Small', alpha=0.75, num_classes=7).num_classes == 7
+
+
+def test_an_application_takes_options_of_its_own():
+  model = hpm.models.create('keras:MobileNetV3Small', alpha=0.75, num_classes=7, image_size=32)
+  assert (model.num_classes, model.image_size) == (7, 32)
+  assert model.num_params < application('MobileNetV3Small').num_params
+  # With its own preprocessing it gets the grey levels that it asks for, and computes the same.
+  scaled = hpm.models.create(
+    'keras:MobileNetV3Small', num_classes=5, image_size=32, include_preprocessing=True
+  )
+  images = normalized(np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3)).astype(np.uint8))
+  logits, expected = (
+    model.apply(*model.init(), images, training=False)[0]
+    for model in (scaled, application('MobileNetV3Small'))
+  )
+  assert harness.relative_error(logits.numpy(), expected.numpy()) < 1e-4
 
 
 # Names.
@@ -448,6 +463,7 @@ def test_a_users_function_is_called_with_what_it_takes(users_module):
   [
     ('keras:resnet50', {}, 'did you mean ResNet50'),
     ('keras:ResNet50', {'alpha': 1.0}, "option of keras:ResNet50 'alpha'"),
+    ('keras:ResNet50', {'weights': 'imagenet'}, "option of keras:ResNet50 'weights'"),
     ('keras:InceptionV3', {'image_size': 32}, 'keras:InceptionV3: .* at least 75x75'),
     ('keras:ResNet50', {'dtype': 'float64'}, 'use float32, float16, bfloat16'),
     ('no_such.module:f', {}, 'there is no module no_such'),
