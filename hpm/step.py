@@ -15,7 +15,7 @@ from hpm.errors import UsageError
 from hpm.losses import Loss, softmax_cross_entropy
 from hpm.models.builder import Model
 from hpm.optimizers.rules import Optimizer
-from hpm.pipelines.normalize import normalize
+from hpm.pipelines.normalization import normalize
 from hpm.precision import DynamicLossScale
 from hpm.staging import Batch, StagedLoop
 from hpm.variable_mgr.base import TowerResult, VariableManager
@@ -361,7 +361,7 @@ class EvalStep:
       raise UsageError('evaluation needs a finite data set: this one repeats for ever')
     totals = [0.0, 0, 0, 0]
     for metrics in self.run(dataset):
-      totals = [total + value.numpy() for total, value in zip(totals, metrics, strict=True)]
+      totals = [total + value.numpy().item() for total, value in zip(totals, metrics, strict=True)]
     loss, top_1, top_5, num_samples = totals
     return {
       'loss': float(loss / num_samples),

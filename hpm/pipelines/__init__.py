@@ -1,7 +1,7 @@
 """Input pipelines: options in, batches of uint8 images and int32 labels out.
 
     from hpm import pipelines
-    pipeline = pipelines.imagenet('DIR', batch_size=64)
+    pipeline = pipelines.create('imagenet', data_dir='DIR', batch_size=64)
     for images, labels in pipeline.dataset():    # uint8 [64, 224, 224, 3], int32 [64]
       ...
 
@@ -10,33 +10,27 @@ TensorFlow; its attributes are loaded when they are first used.
 """
 
 import inspect
-import sys
-import types
 from typing import TYPE_CHECKING, Any
 
 from hpm import errors, registry
 
 if TYPE_CHECKING:
   from hpm.pipelines.base import Pipeline as Pipeline
-  from hpm.pipelines.imagenet import imagenet as imagenet
-  from hpm.pipelines.keras_normalize import Normalize as Normalize
-  from hpm.pipelines.normalize import normalize as normalize
-  from hpm.pipelines.synthetic import synthetic as synthetic
+  from hpm.pipelines.keras_layer import Normalize as Normalize
+  from hpm.pipelines.normalization import normalize as normalize
 
-__all__ = ['PIPELINES', 'Normalize', 'Pipeline', 'create', 'imagenet', 'normalize', 'synthetic']
+__all__ = ['PIPELINES', 'Normalize', 'Pipeline', 'create', 'normalize']
 
 # name -> 'module:function'; the function takes options and returns a Pipeline.
 PIPELINES = {
-  'imagenet': 'hpm.pipelines.imagenet:imagenet',
-  'synthetic': 'hpm.pipelines.synthetic:synthetic',
+  'imagenet': 'hpm.pipelines.imagenet:ImageNetPipeline',
+  'synthetic': 'hpm.pipelines.synthetic:SyntheticPipeline',
 }
 
 _EXPORTS = {
-  'Normalize': 'hpm.pipelines.keras_normalize:Normalize',
+  'Normalize': 'hpm.pipelines.keras_layer:Normalize',
   'Pipeline': 'hpm.pipelines.base:Pipeline',
-  'imagenet': 'hpm.pipelines.imagenet:imagenet',
-  'normalize': 'hpm.pipelines.normalize:normalize',
-  'synthetic': 'hpm.pipelines.synthetic:synthetic',
+  'normalize': 'hpm.pipelines.normalization:normalize',
 }
 __getattr__ = registry.lazy(__name__, _EXPORTS)
 
@@ -60,18 +54,3 @@ def create(name: str, **options: Any) -> 'Pipeline':
   if missing:
     raise errors.UsageError(f'pipeline {name!r} needs {", ".join(map(repr, missing))}')
   return factory(**options)
-
-
-class _Package(types.ModuleType):
-  """Keeps `pipelines.imagenet` the function, whichever import comes first.
-
-  Importing the submodule of that name makes Python bind the *module* here.
-  """
-
-  def __setattr__(self, name: str, value: Any) -> None:
-    if name in _EXPORTS and isinstance(value, types.ModuleType):
-      value = getattr(value, name)
-    super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -17,7 +17,7 @@ from hpm import errors
 from hpm.errors import DataError, UsageError
 from hpm.pipelines import augment, base, faults, order, records
 
-__all__ = ['ImageNetPipeline', 'imagenet']
+__all__ = ['ImageNetPipeline']
 
 SPLITS = ('train', 'validation')
 
@@ -258,7 +258,3 @@ class ImageNetPipeline(base.Pipeline):
     file, number = (int(part) for part in order.split_id(ident))
     what = self._problem(record.numpy()) or 'its window of the image cannot be decoded'
     return DataError(f'{self._paths[file]}: record {number}: {what}')
-
-
-# The name in the registry, for those who think of pipelines as functions.
-imagenet = ImageNetPipeline

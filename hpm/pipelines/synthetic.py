@@ -7,7 +7,7 @@ import tensorflow as tf
 from hpm.errors import UsageError
 from hpm.pipelines import base, order
 
-__all__ = ['SyntheticPipeline', 'synthetic']
+__all__ = ['SyntheticPipeline']
 
 
 class SyntheticPipeline(base.Pipeline):
@@ -83,7 +83,3 @@ class SyntheticPipeline(base.Pipeline):
         f'seed={self._seed}, but the position was saved with seed={state.get("seed")}: '
         f'pass seed={state.get("seed")}'
       )
-
-
-# The name in the registry, for those who think of pipelines as functions.
-synthetic = SyntheticPipeline

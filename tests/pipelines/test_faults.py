@@ -14,7 +14,7 @@ from tests.pipelines import data
 
 def make(directory, **options):
   defaults = {'batch_size': 4, 'image_size': 32, 'num_classes': 10}
-  return pipelines.imagenet(str(directory), **(defaults | options))
+  return pipelines.create('imagenet', data_dir=str(directory), **(defaults | options))
 
 
 def fail(pipeline) -> Exception:

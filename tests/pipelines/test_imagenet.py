@@ -24,7 +24,7 @@ def make(directory, split='train', **options):
     'with_ids': True,
     'shuffle_buffer': 16,
   }
-  return pipelines.imagenet(directory, split, **(defaults | options))
+  return pipelines.create('imagenet', data_dir=directory, split=split, **(defaults | options))
 
 
 @pytest.fixture(scope='module')
@@ -164,7 +164,7 @@ def test_positions_of_other_data_or_another_order_are_refused(sample_dir, tmp_pa
   with pytest.raises(errors.UsageError, match='shuffle_buffer=32'):
     make(sample_dir, shuffle_buffer=32).restore(state)
   with pytest.raises(errors.UsageError, match="no 'shuffle_buffer'"):
-    make(sample_dir).restore(pipelines.synthetic(batch_size=2).state(0))
+    make(sample_dir).restore(pipelines.create('synthetic', batch_size=2).state(0))
   other = make(data.write_shards(tmp_path, [[data.record()] * 3]))
   with pytest.raises(errors.DataError, match=r'holds 3 records, but .* saved with 64'):
     other.restore(state)

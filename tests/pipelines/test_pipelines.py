@@ -34,18 +34,6 @@ def test_unknown_names_and_options_are_answered_with_the_valid_ones():
     pipelines.create('imagenet')
 
 
-def test_a_submodule_does_not_hide_the_export_of_its_name():
-  seen = run(
-    'from hpm.pipelines.imagenet import imagenet',
-    'from hpm.pipelines.normalize import normalize',
-    'from hpm.pipelines.synthetic import synthetic',
-    'from hpm import pipelines',
-    'print(pipelines.imagenet is imagenet, pipelines.normalize is normalize,',
-    '      pipelines.synthetic is synthetic, callable(imagenet), callable(normalize))',
-  )
-  assert seen == 'True True True True True'
-
-
 def test_listing_the_registry_imports_no_tensorflow():
   seen = run(
     'import sys',

@@ -8,7 +8,9 @@ from hpm import errors, pipelines
 
 
 def make(**options):
-  return pipelines.synthetic(**({'batch_size': 16, 'image_size': 24, 'num_classes': 5} | options))
+  return pipelines.create(
+    'synthetic', **({'batch_size': 16, 'image_size': 24, 'num_classes': 5} | options)
+  )
 
 
 def first(pipeline):

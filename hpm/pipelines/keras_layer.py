@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hpm.pipelines.normalize import normalize
+from hpm.pipelines.normalization import normalize
 
 __all__ = ['Normalize']
 
