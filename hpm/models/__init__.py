@@ -10,10 +10,25 @@ from typing import TYPE_CHECKING, Any
 from hpm import errors, registry
 
 if TYPE_CHECKING:
-  from hpm.models.builder import Builder, Model
+  from hpm.models.builder import BatchNorm, Builder, Model
   from hpm.models.keras_adapter import from_keras
+  from hpm.models.module import Module
+  from hpm.models.summary import Description, describe, table
 
-__all__ = ['MODELS', 'Builder', 'Model', 'check_name', 'create', 'from_keras']
+__all__ = [
+  'MODELS',
+  'BatchNorm',
+  'Builder',
+  'Description',
+  'Model',
+  'Module',
+  'check_name',
+  'create',
+  'describe',
+  'from_keras',
+  'pretrained',
+  'table',
+]
 
 MODELS = {
   'trivial': 'hpm.models.trivial:trivial',
@@ -64,9 +79,15 @@ MODELS = {
 __getattr__ = registry.lazy(
   __name__,
   {
+    'BatchNorm': 'hpm.models.builder:BatchNorm',
     'Builder': 'hpm.models.builder:Builder',
+    'Description': 'hpm.models.summary:Description',
     'Model': 'hpm.models.builder:Model',
+    'Module': 'hpm.models.module:Module',
+    'describe': 'hpm.models.summary:describe',
     'from_keras': 'hpm.models.keras_adapter:from_keras',
+    'pretrained': 'hpm.models.pretrained',
+    'table': 'hpm.models.summary:table',
   },
 )
 
@@ -77,9 +98,12 @@ def create(name: str, **options: Any) -> 'Model':
   Args:
     name: one of `MODELS`; 'keras:NAME' for one of keras.applications; 'package.module:function' for
       what a function of the user's returns, a Keras model or an hpm one.
-    **options: `num_classes` (1000), `image_size` in pixels (the model's own default), `dtype` of
-      the computation ('float32', 'float16', 'bfloat16'), `data_format` ('NHWC', 'NCHW'), and what
-      the model's own function takes.
+    **options: `num_classes` (1000, CIFAR's ResNets 10; labels count from 0, and with 1001 classes
+      it is for the data to call ImageNet's 1 to 1000 and keep 0 for the background), `image_size`
+      in pixels (the model's own default), `dtype` of the computation ('float32', 'float16',
+      'bfloat16'), `data_format` ('NHWC', 'NCHW'), `batch_norm` (a `BatchNorm`, in place of the
+      family's constants), `recompute` (True: the backward pass computes the activations of blocks
+      again, for less memory and more time), and what the model's own function takes.
   """
   check_name(name)
   if name in MODELS:

@@ -86,13 +86,6 @@ class BatchNorm:
       raise errors.unknown('batch norm variance', self.variance, ('unbiased', 'biased'))
 
 
-def constants(variants: Mapping[str, BatchNorm], variant: str) -> BatchNorm:
-  """A family's constants of batch norm in one library's form of it."""
-  if variant not in variants:
-    raise errors.unknown('variant', variant, (name or "''" for name in variants))
-  return variants[variant]
-
-
 @dataclasses.dataclass(frozen=True)
 class Spec:
   """A parameter or a piece of state before it has a value (float32)."""
@@ -494,7 +487,8 @@ class Model:
     data_format: 'NHWC' or 'NCHW', of the images that `apply` takes.
     batch_norm: the constants of its batch normalisation.
     recompute: whether the backward pass computes the activations of blocks again.
-    variant: which library's form of the network this is, where they differ ('' if they don't).
+    variant: which library's form of the network this is; '' is the paper's.
+    variants: the forms that there are -> their constants of batch normalisation.
     batch_size: a usual number of samples a device.
     source: where the network comes from.
   """
@@ -511,6 +505,7 @@ class Model:
     batch_norm: BatchNorm | None = None,
     recompute: bool = False,
     variant: str = '',
+    variants: Mapping[str, BatchNorm] | None = None,
     batch_size: int = 32,
     source: str = '',
   ):
@@ -527,9 +522,13 @@ class Model:
     self.num_classes = num_classes
     self.dtype = dtype
     self.data_format = data_format
-    self.batch_norm = batch_norm or BatchNorm()
-    self.recompute = recompute
+    self.variants = dict(variants or {'': BatchNorm()})
+    if variant not in self.variants:
+      valid = [form or "''" for form in self.variants]
+      raise errors.unknown(f'variant of {name}', variant, valid)
     self.variant = variant
+    self.batch_norm = batch_norm or self.variants[variant]
+    self.recompute = recompute
     self.batch_size = batch_size
     self.source = source
     self._network = network

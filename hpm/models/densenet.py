@@ -4,7 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hpm.models.builder import BatchNorm, Builder, Model, constants
+from hpm.models.builder import BatchNorm, Builder, Model
 
 __all__ = ['VARIANTS', 'densenet121', 'keras_layer', 'torch_layer']
 
@@ -28,7 +28,6 @@ def densenet121(
   num_classes: int = 1000,
   image_size: int = 224,
   growth: int = 32,
-  variant: str = '',
   **options: Any,
 ) -> Model:
   """DenseNet-BC with 121 layers; 7,978,856 parameters.
@@ -37,8 +36,8 @@ def densenet121(
     num_classes: width of the logits.
     image_size: pixels.
     growth: channels that a layer adds.
-    variant: '' (torchvision's constants of batch norm) or 'keras' (those of keras.applications).
-    **options: see `hpm.models.create`.
+    **options: see `hpm.models.create`; `variant` is '' (torchvision's constants of batch norm) or
+      'keras' (those of keras.applications).
   """
 
   def network(b: Builder, images: tf.Tensor) -> tf.Tensor:
@@ -58,12 +57,8 @@ def densenet121(
     name='densenet121',
     image_shape=(image_size, image_size, 3),
     num_classes=num_classes,
-    variant=variant,
-    **{
-      'batch_norm': constants(VARIANTS, variant),
-      'source': 'Huang et al., arXiv:1608.06993',
-      **options,
-    },
+    variants=VARIANTS,
+    **{'source': 'Huang et al., arXiv:1608.06993', **options},
   )
 
 

@@ -6,14 +6,14 @@ scale in front of ReLU; we keep the scale, as torchvision does, which is what th
 counts include.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import functools
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from hpm.errors import UsageError
-from hpm.models.builder import BatchNorm, Builder, Model, Padding, Size, constants, he_normal
+from hpm.models.builder import BatchNorm, Builder, Model, Network, Padding, Size, he_normal
 
 __all__ = [
   'VARIANTS',
@@ -25,9 +25,10 @@ __all__ = [
   'torch_layer',
 ]
 
-# 'torch' counts padding in average pools of v3; the constants are torchvision's anyway.
+_PAPER = {'': BatchNorm(epsilon=1e-3)}
+# Of v3. 'torch' counts padding in average pools.
 VARIANTS = {
-  '': BatchNorm(epsilon=1e-3),
+  **_PAPER,
   'keras': BatchNorm(0.99, 1e-3, 'biased'),
   'torch': BatchNorm(epsilon=1e-3),
 }
@@ -104,7 +105,9 @@ _MIXED_1 = {
 }
 
 
-def _mixed_1(one, reduced3, three, reduced5, five, pooled, large: int) -> Chain:
+def _mixed_1(
+  one: int, reduced3: int, three: int, reduced5: int, five: int, pooled: int, large: int
+) -> Chain:
   return [
     [
       [Conv(one)],
@@ -146,7 +149,7 @@ def _inception1(
         x = b.dropout('dropout', tf.nn.relu(b.dense('fc1', x, 1024)), 0.7)
         b.auxiliary_head(b.dense('logits', x, num_classes), 0.3)
 
-  return _model(network, name, num_classes, image_size, '', '1409.4842', options)
+  return _model(network, name, num_classes, image_size, '1409.4842', options)
 
 
 def googlenet(
@@ -294,7 +297,9 @@ def inception3(
         x = chain(b, x, [Pool('average', 5, 3, 'VALID'), Conv(128), Conv(768, 5, 1, 'VALID')])
         b.auxiliary_head(b.dense('logits', b.global_average_pool(x), num_classes), 0.4)
 
-  return _model(network, 'inception3', num_classes, image_size, variant, '1512.00567', options)
+  return _model(
+    network, 'inception3', num_classes, image_size, '1512.00567', options, variant, VARIANTS
+  )
 
 
 # v4, figures 3 to 9 of the paper.
@@ -381,21 +386,27 @@ def inception4(
     x = b.dropout('dropout', b.global_average_pool(x), dropout)
     return b.dense('logits', x, num_classes)
 
-  return _model(network, 'inception4', num_classes, image_size, '', '1602.07261', options)
+  return _model(network, 'inception4', num_classes, image_size, '1602.07261', options)
 
 
-def _model(network, name, num_classes, image_size, variant, paper, options) -> Model:
+def _model(
+  network: Network,
+  name: str,
+  num_classes: int,
+  image_size: int,
+  paper: str,
+  options: dict[str, Any],
+  variant: str = '',
+  variants: Mapping[str, BatchNorm] = _PAPER,
+) -> Model:
   return Model(
     network,
     name=name,
     image_shape=(image_size, image_size, 3),
     num_classes=num_classes,
     variant=variant,
-    **{
-      'batch_norm': constants(VARIANTS, variant),
-      'source': f'Szegedy et al., arXiv:{paper}',
-      **options,
-    },
+    variants=variants,
+    **{'source': f'Szegedy et al., arXiv:{paper}', **options},
   )
 
 

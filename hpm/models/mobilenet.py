@@ -4,7 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hpm.models.builder import BatchNorm, Builder, Model, constants
+from hpm.models.builder import BatchNorm, Builder, Model
 
 __all__ = ['VARIANTS', 'keras_layer', 'mobilenet_v2', 'torch_layer']
 
@@ -75,11 +75,8 @@ def mobilenet_v2(
     image_shape=(image_size, image_size, 3),
     num_classes=num_classes,
     variant=variant,
-    **{
-      'batch_norm': constants(VARIANTS, variant),
-      'source': 'Sandler et al., arXiv:1801.04381',
-      **options,
-    },
+    variants=VARIANTS,
+    **{'source': 'Sandler et al., arXiv:1801.04381', **options},
   )
 
 

@@ -68,6 +68,7 @@ def load(
     UsageError: model and source don't go together.
     DataError: values are missing, left over or of another shape; named.
   """
+  weights: Any
   if isinstance(source, Mapping):
     kind, where, weights = 'torch', 'the state dict', dict(source)
   elif hasattr(source, 'layers') and hasattr(source, 'get_layer'):
@@ -78,7 +79,7 @@ def load(
     _exists(where)
     weights = _read_h5(where) if kind == 'keras' else read_state_dict(where)
   family = _family(model, kind, where)
-  convert = _from_keras if kind == 'keras' else _from_torch
+  convert: Any = _from_keras if kind == 'keras' else _from_torch
   values = convert(model, family, weights, where, tuple(fresh))
   with tf.device('/CPU:0'):
     params, state = model.init(seed) if fresh else ({}, {})
@@ -158,8 +159,7 @@ def _family(model: Model, kind: str, where: str) -> ModuleType:
   if family is None or not hasattr(family, f'{kind}_layer'):
     library = 'keras.applications' if kind == 'keras' else 'torchvision or timm'
     raise UsageError(f'{where}: no model {model.name!r} is known of {library}')
-  variants = getattr(family, 'VARIANTS', {'': None})
-  wanted = kind if kind in variants else ''
+  wanted = kind if kind in model.variants else ''
   if model.variant != wanted:
     raise UsageError(
       f'{where}: its {model.name} differs from variant {model.variant!r}, '

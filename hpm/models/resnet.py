@@ -7,14 +7,14 @@ norm and ReLU before each convolution and after the last block; its strides are 
 in tf_cnn_benchmarks, which also normalises after the stem (we don't).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import functools
 from typing import Any
 
 import tensorflow as tf
 
 from hpm.errors import UsageError
-from hpm.models.builder import BatchNorm, Builder, Model, constants, normal, ones, zeros
+from hpm.models.builder import BatchNorm, Builder, Initializer, Model, Network, normal, ones, zeros
 
 __all__ = ['VARIANTS', 'cifar_resnet', 'keras_layer', 'resnet', 'resnet_v2', 'torch_layer']
 
@@ -25,7 +25,15 @@ VARIANTS = {'': BatchNorm(), 'keras': BatchNorm(0.99, 1.001e-5, 'biased')}
 Block = Callable[..., tf.Tensor]
 
 
-def conv_norm(b: Builder, label: str, x, filters, size, strides, scale=ones) -> tf.Tensor:
+def conv_norm(
+  b: Builder,
+  label: str,
+  x: tf.Tensor,
+  filters: int,
+  size: int,
+  strides: int,
+  scale: Initializer = ones,
+) -> tf.Tensor:
   x = b.conv(f'conv{label}', x, filters, size, strides, size // 2)
   return b.batch_norm(f'bn{label}', x, scale)
 
@@ -45,7 +53,14 @@ def padded(b: Builder, x: tf.Tensor, filters: int, strides: int) -> tf.Tensor:
   return b.pad_channels(x, more // 2, more - more // 2) if more else x
 
 
-def basic(b, x, filters, strides, scale=ones, shortcut=projection) -> tf.Tensor:
+def basic(
+  b: Builder,
+  x: tf.Tensor,
+  filters: int,
+  strides: int,
+  scale: Initializer = ones,
+  shortcut: Block = projection,
+) -> tf.Tensor:
   """Two 3x3 convolutions; the last batch norm starts with `scale`."""
   beside = shortcut(b, x, filters, strides)
   x = tf.nn.relu(conv_norm(b, '1', x, filters, 3, strides))
@@ -53,7 +68,14 @@ def basic(b, x, filters, strides, scale=ones, shortcut=projection) -> tf.Tensor:
   return tf.nn.relu(x + beside)
 
 
-def bottleneck(b, x, filters, strides, scale=ones, stride_on_3x3=False) -> tf.Tensor:
+def bottleneck(
+  b: Builder,
+  x: tf.Tensor,
+  filters: int,
+  strides: int,
+  scale: Initializer = ones,
+  stride_on_3x3: bool = False,
+) -> tf.Tensor:
   """1x1, 3x3 and 1x1 convolutions, the last four times as wide."""
   first, second = (1, strides) if stride_on_3x3 else (strides, 1)
   beside = projection(b, x, 4 * filters, strides)
@@ -70,14 +92,24 @@ def norm_relu(b: Builder, label: str, x: tf.Tensor) -> tf.Tensor:
   return tf.nn.relu(b.batch_norm(f'bn{label}', x))
 
 
-def shortcut_v2(b, x, active, filters, strides, keras=False, project=True) -> tf.Tensor:
+def shortcut_v2(
+  b: Builder,
+  x: tf.Tensor,
+  active: tf.Tensor,
+  filters: int,
+  strides: int,
+  keras: bool = False,
+  project: bool = True,
+) -> tf.Tensor:
   """A projection starts from the normalised input, everything else from the input itself."""
   if project and x.shape[b.channel_axis] != filters:
     return b.conv('conv0', active, filters, 1, strides, 0, use_bias=keras)
   return padded(b, x, filters, strides)
 
 
-def basic_v2(b, x, filters, strides, keras=False, project=True) -> tf.Tensor:
+def basic_v2(
+  b: Builder, x: tf.Tensor, filters: int, strides: int, keras: bool = False, project: bool = True
+) -> tf.Tensor:
   """Batch norm, ReLU, 3x3 convolution, twice."""
   y = norm_relu(b, '1', x)
   beside = shortcut_v2(b, x, y, filters, strides, keras, project)
@@ -85,7 +117,9 @@ def basic_v2(b, x, filters, strides, keras=False, project=True) -> tf.Tensor:
   return beside + b.conv('conv2', norm_relu(b, '2', y), filters, 3, 1, 1)
 
 
-def bottleneck_v2(b, x, filters, strides, keras=False) -> tf.Tensor:
+def bottleneck_v2(
+  b: Builder, x: tf.Tensor, filters: int, strides: int, keras: bool = False
+) -> tf.Tensor:
   """Batch norm, ReLU and convolution, of 1x1, 3x3 and 1x1."""
   first, second = (1, strides) if keras else (strides, 1)
   y = norm_relu(b, '1', x)
@@ -95,7 +129,15 @@ def bottleneck_v2(b, x, filters, strides, keras=False) -> tf.Tensor:
   return beside + b.conv('conv3', norm_relu(b, '3', y), 4 * filters, 1, 1, 0, use_bias=keras)
 
 
-def stages(b, x, block: Block, filters: int, blocks: Sequence[int], late_strides=False, **options):
+def stages(
+  b: Builder,
+  x: tf.Tensor,
+  block: Block,
+  filters: int,
+  blocks: Sequence[int],
+  late_strides: bool = False,
+  **options: Any,
+) -> tf.Tensor:
   """Stages of blocks, each twice as wide and half as high as the one before.
 
   With `late_strides` a stage halves the height in its last block, for the next one.
@@ -138,7 +180,7 @@ def resnet(
     x = stages(b, x, block, 64, blocks, scale=zeros if zero_init else ones)
     return b.dense('logits', b.global_average_pool(x), num_classes, normal(0.01))
 
-  return _model(network, name, num_classes, image_size, variant, options)
+  return _model(network, name, num_classes, image_size, options, variant, VARIANTS)
 
 
 def resnet_v2(
@@ -160,11 +202,16 @@ def resnet_v2(
     x = norm_relu(b, '', x)
     return b.dense('logits', b.global_average_pool(x), num_classes, normal(0.01))
 
-  return _model(network, name, num_classes, image_size, variant, options)
+  return _model(network, name, num_classes, image_size, options, variant, VARIANTS)
 
 
 def cifar_resnet(
-  name: str, depth: int, v2: bool = False, num_classes: int = 10, image_size: int = 32, **options
+  name: str,
+  depth: int,
+  v2: bool = False,
+  num_classes: int = 10,
+  image_size: int = 32,
+  **options: Any,
 ) -> Model:
   """Section 4.2 of the paper: three stages of 16, 32 and 64 filters, shortcuts without parameters.
 
@@ -187,10 +234,18 @@ def cifar_resnet(
       x = stages(b, x, basic, 16, blocks, shortcut=padded)
     return b.dense('logits', b.global_average_pool(x), num_classes)
 
-  return _model(network, name, num_classes, image_size, '', {'batch_size': 128, **options})
+  return _model(network, name, num_classes, image_size, {'batch_size': 128, **options})
 
 
-def _model(network, name, num_classes, image_size, variant, options) -> Model:
+def _model(
+  network: Network,
+  name: str,
+  num_classes: int,
+  image_size: int,
+  options: dict[str, Any],
+  variant: str = '',
+  variants: Mapping[str, BatchNorm] | None = None,
+) -> Model:
   paper = '1603.05027' if name.endswith('_v2') else '1512.03385'
   return Model(
     network,
@@ -198,8 +253,8 @@ def _model(network, name, num_classes, image_size, variant, options) -> Model:
     image_shape=(image_size, image_size, 3),
     num_classes=num_classes,
     variant=variant,
+    variants=variants,
     **{
-      'batch_norm': constants(VARIANTS, variant),
       'batch_size': 64,
       'source': f'He et al., arXiv:{paper}',
       **options,
