@@ -98,7 +98,7 @@ def find_damage(paths: Sequence[str], error: Exception) -> str:
   Returns what was searched if there is none to be found.
   """
   deadline = time.monotonic() + _TIMEOUT_S
-  # Raises if headers are damaged, or a file ends too early.
+  # Raises if lengths are damaged, or a file ends too early.
   tables = {path: records.record_offsets(path).tolist() for path in paths}
   # TensorFlow names the byte where the record's header or its data begins. Should that lead
   # nowhere, every record is checked.

@@ -1,19 +1,21 @@
-"""TFRecord files without TensorFlow: listing shards, finding, checking and writing records.
+"""TFRecord files: listing shards, finding, checking and writing records.
 
 A record is its length (uint64), a checksum of these 8 bytes, the data, a checksum of the data; all
-little-endian, the checksums being masked CRC-32C
-(https://www.tensorflow.org/tutorials/load_data/tfrecord).
+little-endian (https://www.tensorflow.org/tutorials/load_data/tfrecord). Lengths are enough to find
+where records begin; TensorFlow's own readers check the sums.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 import concurrent.futures
-import functools
 import os
 import re
-import struct
-from typing import BinaryIO
 
 import numpy as np
+import tensorflow as tf
+
+# TensorFlow's only reader that takes an offset: its TFRecordDatasetV2 loses them on the way into
+# a dataset's graph (2.21).
+from tensorflow.python.lib.io import _pywrap_record_io
 
 from hpm.errors import DataError
 
@@ -23,12 +25,11 @@ __all__ = [
   'FILENAME',
   'LABEL',
   'count_records',
-  'crc32c',
   'encode_example',
   'read_record',
   'record_offsets',
   'shard_files',
-  'write_record',
+  'write_records',
 ]
 
 # The features of ImageNet's records that the pipelines read.
@@ -112,47 +113,42 @@ def _contents(names: Sequence[str]) -> str:
   )
 
 
-def record_offsets(path: str) -> np.ndarray:
-  """Where each record of a file begins: int64 [N], in bytes. Reads headers alone.
+def record_offsets(path: str, strict: bool = True) -> np.ndarray:
+  """Where each record of a file begins: int64 [N], in bytes. Reads lengths alone.
+
+  Args:
+    path: a TFRecord file.
+    strict: False ends the table with a record that can't be read where the file is damaged, in
+      place of raising; what follows it in the file can't be found.
 
   Raises:
-    DataError: a header whose checksum is wrong, or a file that ends inside a record.
+    DataError: a length that is wrong, or a file that ends inside a record.
   """
-  offsets, headers, offset = [], [], 0
+  offsets, offset = [], 0
   try:
     file = os.open(path, os.O_RDONLY)
     try:
       size = os.fstat(file).st_size
       while offset < size:
+        offsets.append(offset)
         # pread lets go of the interpreter's lock, which a page fault in a mapping would not.
         header = os.pread(file, _HEADER_BYTES, offset)
-        offsets.append(offset)
-        headers.append(header)
         if len(header) < _HEADER_BYTES:
+          offset += _HEADER_BYTES
           break
         offset += _HEADER_BYTES + int.from_bytes(header[:8], 'little') + _FOOTER_BYTES
     finally:
       os.close(file)
   except OSError as error:
     raise DataError(f'{path} cannot be read: {error.strerror}') from None
-  whole = len(headers) - (bool(headers) and len(headers[-1]) < _HEADER_BYTES)
-  table = np.frombuffer(b''.join(headers[:whole]), np.uint8).reshape(whole, _HEADER_BYTES)
-  wrong = np.flatnonzero(
-    _mask(_crc_rows(table[:, :8])) != table[:, 8:].copy().view('<u4').reshape(-1)
-  )
-  if wrong.size:
-    record = int(wrong[0])
-    if record == 0:
-      raise not_a_tfrecord(path)
-    raise DataError(
-      f'{path}: record {record} (at byte {offsets[record]}) is damaged: the '
-      'checksum of its length is wrong; copy or write this shard again'
-    )
-  if offset != size:
-    raise DataError(
-      f'{path}: the file ends inside record {len(offsets) - 1} (at byte '
-      f'{offsets[-1]}): copy or write this shard again'
-    )
+  if offset != size:  # a wrong length leads anywhere but to the end, so the records say where
+    for index, start in enumerate(offsets):
+      try:
+        read_record(path, start, index)
+      except DataError:
+        if strict:
+          raise
+        return np.asarray(offsets[: index + 1], np.int64)
   return np.asarray(offsets, np.int64)
 
 
@@ -174,7 +170,7 @@ def not_a_tfrecord(path: str) -> DataError:
 
 
 def read_record(path: str, offset: int = 0, index: int = 0) -> bytes:
-  """The data of the record at `offset` bytes, both checksums verified.
+  """The data of the record at `offset` bytes, both checksums verified by TensorFlow.
 
   Args:
     path: a TFRecord file.
@@ -184,34 +180,34 @@ def read_record(path: str, offset: int = 0, index: int = 0) -> bytes:
   Raises:
     DataError: not a TFRecord, a file that ends too early, or a wrong checksum.
   """
+  place = f'{path}: record {index} (at byte {offset})'
   try:
-    with open(path, 'rb') as file:
-      file.seek(offset)
-      header = file.read(_HEADER_BYTES)
-      if len(header) < _HEADER_BYTES or masked_crc32c(header[:8]) != int.from_bytes(
-        header[8:], 'little'
-      ):
-        if offset == 0:
-          raise not_a_tfrecord(path)
-        raise DataError(f'{path}: no record begins at byte {offset}')
-      length = int.from_bytes(header[:8], 'little')
-      # A wrong length with the right checksum is not to be had by chance, but reading it may be
-      # asking for more bytes than there are.
-      data = file.read(min(length, os.fstat(file.fileno()).st_size))
-      footer = file.read(_FOOTER_BYTES)
-  except OSError as error:
-    raise DataError(f'{path} cannot be read: {error.strerror}') from None
-  if len(data) < length or len(footer) < _FOOTER_BYTES:
-    raise DataError(
-      f'{path}: the file ends inside record {index} (at byte {offset}): '
-      'copy or write this shard again'
-    )
-  if masked_crc32c(data) != int.from_bytes(footer, 'little'):
-    raise DataError(
-      f'{path}: record {index} (at byte {offset}) is damaged: the checksum of its '
-      'data is wrong; copy or write this shard again'
-    )
-  return data
+    return bytes(_pywrap_record_io.RandomRecordReader(path).read(int(offset))[0])
+  except tf.errors.DataLossError as error:
+    # TensorFlow names the byte where the record's header or its data begins.
+    if error.message.startswith('truncated'):
+      ends_early = True
+    elif f'at {offset + _HEADER_BYTES}' in error.message:
+      raise DataError(
+        f'{place} is damaged: the checksum of its data is wrong; copy or write this shard again'
+      ) from None
+    elif offset == 0:
+      raise not_a_tfrecord(path) from None
+    else:
+      raise DataError(
+        f'{place} is damaged: the checksum of its length is wrong; copy or write this shard again'
+      ) from None
+  except IndexError:  # fewer bytes than a header
+    ends_early = offset > 0
+  except (tf.errors.OpError, OSError) as error:
+    what = error.message.split('; ')[-1] if isinstance(error, tf.errors.OpError) else error.strerror
+    raise DataError(f'{path} cannot be read: {what}') from None
+  if not ends_early:
+    raise not_a_tfrecord(path)
+  raise DataError(
+    f'{path}: the file ends inside record {index} (at byte {offset}): '
+    'copy or write this shard again'
+  )
 
 
 def count_records(paths: Sequence[str], num_threads: int = 16) -> list[int]:
@@ -224,120 +220,29 @@ def count_records(paths: Sequence[str], num_threads: int = 16) -> list[int]:
     return list(pool.map(lambda path: len(record_offsets(path)), paths))
 
 
-def write_record(file: BinaryIO, data: bytes) -> None:
-  """Appends one record to a binary file."""
-  length = struct.pack('<Q', len(data))
-  file.write(length + struct.pack('<I', masked_crc32c(length)))
-  file.write(data + struct.pack('<I', masked_crc32c(data)))
+def write_records(path: str, contents: Iterable[bytes]) -> None:
+  """Writes one file of records, by TensorFlow's writer."""
+  with tf.io.TFRecordWriter(path) as writer:
+    for data in contents:
+      writer.write(data)
 
 
 def encode_example(features: Mapping[str, bytes | int | Iterable[float] | Iterable[int]]) -> bytes:
-  """A serialised tf.train.Example.
+  """A serialised tf.train.Example; the same features give the same bytes.
 
   Args:
-    features: name -> bytes, an int, a float32 array or an int64 array. Written in this order.
+    features: name -> bytes, an int, a float32 array, or int64 numbers.
   """
-  entries = []
+  example = tf.train.Example()
   for name, value in features.items():
+    feature = example.features.feature[name]
     if isinstance(value, bytes):
-      feature = _field(1, _field(1, value))
+      feature.bytes_list.value.append(value)
     elif isinstance(value, np.ndarray) and value.dtype == np.float32:
-      feature = _field(2, _field(1, value.astype('<f4').tobytes()) if value.size else b'')
+      feature.float_list.SetInParent()  # says the kind even where there is no value
+      feature.float_list.value.extend(value.tolist())
     else:
+      feature.int64_list.SetInParent()
       numbers = [value] if isinstance(value, int) else value
-      packed = b''.join(_varint(int(number)) for number in numbers)
-      feature = _field(3, _field(1, packed) if packed else b'')
-    entries.append(_field(1, _field(1, name.encode()) + _field(2, feature)))
-  return _field(1, b''.join(entries))
-
-
-def _field(number: int, data: bytes) -> bytes:
-  # Protocol buffers: wire type 2, a length and that many bytes.
-  return bytes([number << 3 | 2]) + _varint(len(data)) + data
-
-
-def _varint(number: int) -> bytes:
-  number &= (1 << 64) - 1
-  parts = bytearray()
-  while number > 127:
-    parts.append(number & 127 | 128)
-    number >>= 7
-  parts.append(number)
-  return bytes(parts)
-
-
-# CRC-32C in NumPy. The checksum with a zero start value is linear: zeros in front of the data
-# change nothing, a start value is the same as inverting the first bytes, and the checksum of A + B
-# is that of A moved on by len(B) zeros, xor that of B. So rows of equal length are computed side
-# by side, and their results are folded pairwise.
-_ROW_BYTES = 64
-
-
-@functools.cache
-def _table() -> np.ndarray:
-  table = np.arange(256, dtype=np.uint32)
-  for _ in range(8):
-    table = np.where(table & 1, (table >> 1) ^ np.uint32(0x82F63B78), table >> 1)
-  return table
-
-
-@functools.cache
-def _moved_on(num_bytes: int) -> np.ndarray:
-  """uint32 [4, 256]: what each byte of a checksum becomes after `num_bytes` zeros."""
-  if num_bytes > 1:
-    half = _moved_on(num_bytes // 2)
-    return _move_on(half, half)
-  checksums = np.arange(256, dtype=np.uint32) << np.arange(0, 32, 8, dtype=np.uint32)[:, None]
-  return _table()[checksums & 255] ^ (checksums >> 8)
-
-
-def _move_on(checksums: np.ndarray, moved: np.ndarray) -> np.ndarray:
-  return (
-    moved[0][checksums & 255]
-    ^ moved[1][checksums >> 8 & 255]
-    ^ moved[2][checksums >> 16 & 255]
-    ^ moved[3][checksums >> 24]
-  )
-
-
-def _crc_linear(rows: np.ndarray) -> np.ndarray:
-  """Checksums of uint8 [N, length] with start value 0: uint32 [N]."""
-  table, checksums = _table(), np.zeros(len(rows), np.uint32)
-  for column in np.ascontiguousarray(rows.T):
-    checksums = table[(checksums ^ column) & 255] ^ (checksums >> 8)
-  return checksums
-
-
-def _crc_rows(rows: np.ndarray) -> np.ndarray:
-  """CRC-32C of each row of uint8 [N, length >= 4]: uint32 [N]."""
-  rows = rows.copy()
-  rows[:, :4] ^= 255
-  return ~_crc_linear(rows)
-
-
-def crc32c(data: bytes) -> int:
-  """CRC-32C (Castagnoli, RFC 3720 appendix B.4) of `data`; about 100 MB/s."""
-  if len(data) < 4:
-    checksum = 0xFFFFFFFF
-    for byte in data:
-      checksum = int(_table()[(checksum ^ byte) & 255]) ^ (checksum >> 8)
-    return checksum ^ 0xFFFFFFFF
-  num_rows = 1 << max(0, (len(data) - 1) // _ROW_BYTES).bit_length()
-  rows = np.zeros(num_rows * _ROW_BYTES, np.uint8)
-  start = len(rows) - len(data)
-  rows[start:] = np.frombuffer(data, np.uint8)
-  rows[start : start + 4] ^= 255
-  checksums, num_bytes = _crc_linear(rows.reshape(num_rows, _ROW_BYTES)), _ROW_BYTES
-  while len(checksums) > 1:
-    checksums = _move_on(checksums[0::2], _moved_on(num_bytes)) ^ checksums[1::2]
-    num_bytes *= 2
-  return int(checksums[0]) ^ 0xFFFFFFFF
-
-
-def _mask(checksums: np.ndarray) -> np.ndarray:
-  return ((checksums >> 15) | (checksums << 17)) + np.uint32(0xA282EAD8)
-
-
-def masked_crc32c(data: bytes) -> int:
-  """The checksum as TFRecord files hold it."""
-  return int(_mask(np.array([crc32c(data)], np.uint32))[0])
+      feature.int64_list.value.extend(int(number) for number in numbers)
+  return bytes(example.SerializeToString(deterministic=True))

@@ -79,7 +79,7 @@ _SIZES = (
 _GREY = 0.03  # share of one-channel JPEGs
 _TRAIN_SHARDS, _VALIDATION_SHARDS = 8, 2
 _MANIFEST = 'sample.json'
-_FORMAT = 1  # to be raised whenever other bytes come from the same options
+_FORMAT = 2  # to be raised whenever other bytes come from the same options
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +95,8 @@ class Sample:
 
 
 def write_sample(out: str, num_images: int = 640, seed: int = 0) -> Sample:
-  """Writes the data set; the same options give the same bytes (with the same Pillow).
+  """Writes the data set; the same options give the same bytes (with the same Pillow and
+  TensorFlow).
 
   Args:
     out: a directory that doesn't exist, is empty, or holds this very sample. It appears when
@@ -246,9 +247,8 @@ def _write_split(
   # Threads do: Pillow and NumPy let go of the interpreter's lock.
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
     for name, start, end in zip(names, bounds, bounds[1:], strict=False):
-      with open(os.path.join(out, name), 'wb') as file:
-        for data in pool.map(functools.partial(example, split), order[start:end]):
-          records.write_record(file, data)
+      contents = pool.map(functools.partial(example, split), order[start:end])
+      records.write_records(os.path.join(out, name), contents)
   return {name: _digest(os.path.join(out, name)) for name in names}
 
 

@@ -54,9 +54,7 @@ def write_shards(
   os.makedirs(directory, exist_ok=True)
   for index, contents in enumerate(shards):
     path = os.path.join(directory, f'{split}-{index:05d}-of-{len(shards):05d}')
-    with open(path, 'wb') as file:
-      for data in contents:
-        records.write_record(file, data)
+    records.write_records(path, contents)
   return str(directory)
 
 
