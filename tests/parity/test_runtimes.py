@@ -54,8 +54,15 @@ def test_session_and_function_end_with_the_same_bits(mode, optimizer, cpu_device
     assert np.any(function.values[f'state/{name}'] != value), f'{name} has not moved'
 
 
-@pytest.mark.parametrize('mode', harness.MODES)
-@pytest.mark.parametrize('num_devices', [1, 3])
+@pytest.mark.parametrize(
+  ('mode', 'num_devices'),
+  [
+    ('independent', 1),
+    ('parameter_server_spread', 3),
+    ('replicated_spread', 3),
+    ('replicated_collective', 3),
+  ],
+)
 def test_so_do_one_and_three_devices(mode, num_devices, cpu_devices):
   steps = harness.random_steps([[2] * num_devices] * 5, IMAGE_SHAPE, num_classes=4)
   devices = cpu_devices[:num_devices]
@@ -63,8 +70,9 @@ def test_so_do_one_and_three_devices(mode, num_devices, cpu_devices):
   assert_same_bits(harness.train_in_session(lambda: create(mode, devices), steps), function)
 
 
-@pytest.mark.parametrize('mode', ['replicated_spread', 'replicated_collective'])
-@pytest.mark.parametrize('dtype', ['float16', 'bfloat16'])
+@pytest.mark.parametrize(
+  ('mode', 'dtype'), [('replicated_spread', 'float16'), ('replicated_collective', 'bfloat16')]
+)
 def test_so_does_half_precision_transfer(mode, dtype, cpu_devices):
   steps = harness.random_steps([[4, 4]] * 5, IMAGE_SHAPE, num_classes=4)
 
