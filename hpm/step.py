@@ -42,6 +42,8 @@ class Metrics(NamedTuple):
     num_samples: int64, of all devices.
     loss_scale: float32, that this step used.
     finite: bool, False where a dynamic loss scale was too large and no variable changed.
+    top_1, top_5: int64, samples whose label is the likeliest class, or among the five likeliest;
+      -1 unless the step counts them.
   """
 
   step: tf.Tensor
@@ -49,10 +51,18 @@ class Metrics(NamedTuple):
   num_samples: tf.Tensor
   loss_scale: tf.Tensor
   finite: tf.Tensor
+  top_1: tf.Tensor
+  top_5: tf.Tensor
 
 
 _METRICS = Metrics(
-  *(tf.TensorSpec([], t) for t in (tf.int64, tf.float32, tf.int64, tf.float32, tf.bool))
+  step=tf.TensorSpec([], tf.int64),
+  loss=tf.TensorSpec([], tf.float32),
+  num_samples=tf.TensorSpec([], tf.int64),
+  loss_scale=tf.TensorSpec([], tf.float32),
+  finite=tf.TensorSpec([], tf.bool),
+  top_1=tf.TensorSpec([], tf.int64),
+  top_5=tf.TensorSpec([], tf.int64),
 )
 
 
@@ -93,8 +103,10 @@ class TrainStep:
     clip_norm: bound on the norm of the global gradient.
     clip_value: bound on each of its elements.
     weight_decay: factor w of a penalty of w / 2 times the squared norm; its gradient w * parameter
-      is added after clipping. The reported loss is without it.
+      is added after clipping.
     decayed: which parameters decay, by name; convolution and dense kernels by default.
+    report_decay: whether that penalty is in the reported loss. It never is in the towers' losses.
+    count_hits: whether the step counts `Metrics.top_1` and `top_5`, on its own training batch.
     xla: compiles the tower by XLA (`jit_compile`); static batch sizes then compile once.
 
   Attributes:
@@ -116,6 +128,8 @@ class TrainStep:
     clip_value: float | None = None,
     weight_decay: float = 0.0,
     decayed: Callable[[str], bool] = is_kernel,
+    report_decay: bool = False,
+    count_hits: bool = False,
     xla: bool = False,
   ):
     if not isinstance(loss_scale, DynamicLossScale) and not loss_scale > 0:
@@ -133,12 +147,15 @@ class TrainStep:
     self._preprocess = preprocess
     self._seed = seed
     self._accumulate = accumulate
+    self._count_hits = count_hits
     params, state = model.init(seed)
+    decay = {name: weight_decay for name in params if weight_decay and decayed(name)}
+    self._reported_decay = decay if report_decay else {}
     self._transform = functools.partial(
       Mean,
       clip_norm=clip_norm,
       clip_value=clip_value,
-      weight_decay={name: weight_decay for name in params if weight_decay and decayed(name)},
+      weight_decay=decay,
       check_finite=isinstance(loss_scale, DynamicLossScale),
     )
     self._transform()  # refuses bounds before anything is built
@@ -191,23 +208,28 @@ class TrainStep:
       }
       loss_scale = before.get('loss_scale', self._loss_scale)
       scale = loss_scale / _largest(batches)
-    towers, losses = [], []
+    towers, sums = [], []
     for i, (device, (images, labels)) in enumerate(zip(manager.devices, batches, strict=True)):
       params, state = manager.read(i)
       with tf.device(manager.home):
         # int32 stays in host memory, where random ops want their seeds.
         count = tf.cast(before['step'] * len(batches) + i, tf.int32)
         rng = tf.stack([tf.constant(self._seed, tf.int32), count])
-      with tf.device(device):
-        gradients, state, loss = self._tower(params, state, images, labels, rng, scale)
+      if i == 0:
+        penalty = self._penalty(params)
+      with tf.name_scope(f'tower_{i}'), tf.device(device):  # the name is for profiles
+        gradients, state, of_tower = self._tower(params, state, images, labels, rng, scale)
       towers.append(TowerResult(gradients, state, _num_samples(images, device, manager.home)))
-      losses.append(loss)
+      sums.append(of_tower)
     operations, finite = manager.update(
       towers, self._transform(scale), self.optimizer, before['step']
     )
     with tf.device(manager.home):
       num_samples = tf.add_n([tower.num_samples for tower in towers])
-      loss = tf.add_n(losses) / tf.cast(tf.maximum(num_samples, 1), tf.float32)
+      total = {name: tf.add_n([of_tower[name] for of_tower in sums]) for name in sums[0]}
+      loss = total['loss'] / tf.cast(tf.maximum(num_samples, 1), tf.float32)
+      if penalty is not None:
+        loss += penalty
       after = {'step': before['step'] + 1, 'samples': before['samples'] + num_samples}
       if finite is None or not isinstance(self._loss_scale, DynamicLossScale):
         finite = tf.constant(True)
@@ -226,6 +248,8 @@ class TrainStep:
           tf.identity(num_samples),
           tf.identity(tf.convert_to_tensor(loss_scale, tf.float32)),
           tf.identity(finite),
+          tf.identity(total.get('top_1', tf.constant(-1, tf.int64))),
+          tf.identity(total.get('top_5', tf.constant(-1, tf.int64))),
         )
 
   def named_variables(self) -> dict[str, tf.Variable]:
@@ -259,8 +283,21 @@ class TrainStep:
     """Every variable, for a session's initialisation."""
     return [*self._counters.values(), *self.manager.variables]
 
+  def _penalty(self, params: Mapping[str, tf.Tensor]) -> tf.Tensor | None:
+    """What weight decay adds to the reported loss, from the first tower's parameters."""
+    if not self._reported_decay:
+      return None
+    with tf.device(self.manager.devices[0]):
+      return tf.add_n(
+        [factor * tf.nn.l2_loss(params[name]) for name, factor in self._reported_decay.items()]
+      )
+
   def _build_tower(self, params, state, images, labels, rng, scale):
-    """Normalise, model, loss, gradients: traced once, called on every device."""
+    """Normalise, model, loss, gradients: traced once, called on every device.
+
+    Returns:
+      The gradients, the new state, and sums over samples by name, 'loss' among them.
+    """
     self.num_traces += 1
     if self._accumulate == 1:
       return self._gradients(params, state, images, labels, rng, scale)
@@ -273,7 +310,7 @@ class TrainStep:
       raise UsageError(f'a batch of {size} is not to be had in {parts} equal parts (accumulate)')
     moved: set[str] = set()
 
-    def part(i, state, gradients, loss):
+    def part(i, state, gradients, sums):
       count = tf.shape(images)[0]
       begin, end = i * count // parts, (i + 1) * count // parts
       some_images, some_labels = images[begin:end], labels[begin:end]
@@ -281,21 +318,25 @@ class TrainStep:
       some_labels.set_shape([size and size // parts, *labels.shape[1:]])
       # Apart from all that towers and steps count up: no two dropout masks alike.
       seed = rng + tf.stack([i * _PRIME, 0])
-      more, new_state, more_loss = self._gradients(
+      more, new_state, more_sums = self._gradients(
         params, state, some_images, some_labels, seed, scale
       )
       moved.update(new_state)
       total = {name: gradient + more[name] for name, gradient in gradients.items()}
-      return i + 1, {**state, **new_state}, total, loss + more_loss
+      sums = {name: value + more_sums[name] for name, value in sums.items()}
+      return i + 1, {**state, **new_state}, total, sums
 
     zeros = {name: tf.zeros_like(value) for name, value in params.items()}
-    _, new_state, gradients, loss = tf.while_loop(
+    sums = {'loss': tf.constant(0.0)}
+    if self._count_hits:
+      sums |= {name: tf.zeros([], tf.int64) for name in ('top_1', 'top_5')}
+    _, new_state, gradients, sums = tf.while_loop(
       lambda i, *_: i < parts,
       part,
-      (tf.constant(0), state, zeros, tf.constant(0.0)),
+      (tf.constant(0), state, zeros, sums),
       parallel_iterations=1,
     )
-    return gradients, {name: new_state[name] for name in state if name in moved}, loss
+    return gradients, {name: new_state[name] for name in state if name in moved}, sums
 
   def _gradients(self, params, state, images, labels, rng, scale):
     maybe_empty = not images.shape[0]
@@ -321,14 +362,18 @@ class TrainStep:
     if maybe_empty:
       some = num_samples > 0
       new_state = {name: tf.where(some, new_state[name], state[name]) for name in new_state}
-    return gradients, new_state, loss
+    sums = {'loss': loss}
+    if self._count_hits:
+      some_samples = slice(num_samples if maybe_empty else None)
+      sums |= _hits(labels[some_samples], forward.logits[some_samples])
+    return gradients, new_state, sums
 
 
 class EvalStep:
   """A model bound to a manager's variables for evaluation: every sample counts once.
 
   Args:
-    model, loss, preprocess: as for `TrainStep`.
+    model, loss, preprocess, xla: as for `TrainStep`.
     manager: one that has its variables, from a `TrainStep` or from its own `create`.
   """
 
@@ -339,17 +384,20 @@ class EvalStep:
     *,
     loss: Loss | None = None,
     preprocess: Preprocess = normalize,
+    xla: bool = False,
   ):
     self.model = model
     self.manager = manager
     self._loss = loss or softmax_cross_entropy()
     self._preprocess = preprocess
-    self._tower = tf.function(self._build_tower, autograph=False)
+    self._tower = tf.function(self._build_tower, autograph=False, jit_compile=xla or None)
     self._loop = StagedLoop(self.build, manager.devices, _EVAL_METRICS)
 
-  def run(self, dataset: tf.data.Dataset, num_steps: int | None = None) -> Iterator[EvalMetrics]:
-    """Evaluates batches for one device; yields each step's sums."""
-    yield from self._loop.run(dataset, num_steps)
+  def run(
+    self, dataset: tf.data.Dataset, num_steps: int | None = None, steps_per_call: int = 1
+  ) -> Iterator[EvalMetrics]:
+    """Evaluates batches for one device; yields each step's sums. Arguments as for `TrainStep`."""
+    yield from self._loop.run(dataset, num_steps, steps_per_call)
 
   def evaluate(self, dataset: tf.data.Dataset) -> dict[str, Any]:
     """One pass over a finite data set.
@@ -376,7 +424,7 @@ class EvalStep:
     sums, counts = [], []
     for i, (device, (images, labels)) in enumerate(zip(manager.devices, batches, strict=True)):
       params, state = manager.read(i)
-      with tf.device(device):
+      with tf.name_scope(f'tower_{i}'), tf.device(device):
         sums.append(self._tower(params, state, images, labels))
       counts.append(_num_samples(images, device, manager.home))
     with tf.device(manager.home):
@@ -392,12 +440,8 @@ class EvalStep:
     logits, _ = self.model.apply(params, state, images, training=False)
     if maybe_empty:
       logits, labels = logits[:num_samples], labels[:num_samples]
-    ranked = min(5, logits.shape[-1])
-    return (
-      tf.reduce_sum(self._loss(labels, logits)),
-      _count(tf.math.in_top_k(labels, logits, 1)),
-      _count(tf.math.in_top_k(labels, logits, ranked)),
-    )
+    hits = _hits(labels, logits)
+    return tf.reduce_sum(self._loss(labels, logits)), hits['top_1'], hits['top_5']
 
 
 def _next_loss_scale(
@@ -436,8 +480,13 @@ def _never_empty(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, ...]:
   )
 
 
-def _count(hits: tf.Tensor) -> tf.Tensor:
-  return tf.reduce_sum(tf.cast(hits, tf.int64))
+def _hits(labels: tf.Tensor, logits: tf.Tensor) -> dict[str, tf.Tensor]:
+  """int64 scalars: samples whose label is among the likeliest one, or five, classes."""
+  ranks = {'top_1': 1, 'top_5': min(5, logits.shape[-1])}
+  return {
+    name: tf.reduce_sum(tf.cast(tf.math.in_top_k(labels, logits, rank), tf.int64))
+    for name, rank in ranks.items()
+  }
 
 
 def _num_samples(images: tf.Tensor, device: str, home: str) -> tf.Tensor:

@@ -208,3 +208,46 @@ def test_evaluating_an_endless_data_set_is_refused(cpu_devices):
   data = tf.data.Dataset.from_tensor_slices(samples(4)).repeat().batch(2)
   with pytest.raises(hpm.errors.UsageError, match='needs a finite data set'):
     evaluation('independent', cpu_devices[:1], harness.two_layers()).evaluate(data)
+
+
+@pytest.mark.parametrize('accumulate', [1, 2])
+def test_training_counts_the_hits_of_every_tower_when_asked(accumulate, cpu_devices):
+  manager = harness.create_manager('replicated_spread', cpu_devices[:2])
+  model = wide_model()
+  counting = hpm.TrainStep(
+    model,
+    manager,
+    hpm.optimizers.create('sgd', 0.1),
+    count_hits=True,
+    accumulate=accumulate,
+  )
+  images, labels = samples(8, NUM_CLASSES)
+  params, state = model.init(0)
+  normal = hpm.pipelines.normalize(tf.constant(images), 'float32', 'NHWC')
+  logits, _ = model.apply(params, state, normal, training=False)
+  rank = (logits.numpy() > np.take_along_axis(logits.numpy(), labels[:, None], 1)).sum(1)
+  metrics = counting([(images[:6], labels[:6]), (images[6:], labels[6:])])
+  assert (metrics.top_1, metrics.top_5) == (np.sum(rank < 1), np.sum(rank < 5))
+  assert 0 < np.sum(rank < 5) < 8
+
+
+def test_the_reported_loss_holds_the_decay_when_asked(cpu_devices):
+  losses = {}
+  for report in (False, True):
+    step = hpm.TrainStep(
+      harness.two_layers(),
+      harness.create_manager('replicated_spread', cpu_devices[:2]),
+      hpm.optimizers.create('sgd', 0.1),
+      weight_decay=0.5,
+      report_decay=report,
+    )
+    before = step.snapshot()
+    batch = samples(4)
+    metrics = step([batch, batch])
+    losses[report] = float(metrics.loss)
+    assert (metrics.top_1, metrics.top_5) == (-1, -1)
+  kernels = [
+    v.numpy() for n, v in before.items() if n.startswith('params/') and n.endswith('kernel')
+  ]
+  penalty = 0.5 * sum(np.sum(kernel**2) / 2 for kernel in kernels)
+  assert losses[True] - losses[False] == pytest.approx(penalty, rel=1e-5)
