@@ -183,7 +183,7 @@ class Builder:
     x: tf.Tensor,
   ) -> tf.Tensor:
     # Gradients reach only what is an argument, so the block's parameters are made arguments.
-    prefix = self._name('')
+    prefix, scope = self._name(''), list(self._scope)
     names = [name for name in params if name.startswith(prefix)]
     state_names: list[str] = []
 
@@ -198,7 +198,7 @@ class Builder:
         rng=self._rng,
         norm=self.norm,
       )
-      b._scope = list(self._scope)
+      b._scope = list(scope)
       y = function(b, x)
       if b.auxiliary:
         raise ValueError(f'{prefix}: an auxiliary head inside a block would be lost')
