@@ -277,17 +277,24 @@ class VariableManager:
 
     def updates(place: str, waits: list[tf.Operation]) -> list[tf.Operation]:
       of_transform, of_optimizer = scalars.at[place]
-      operations = []
+      applied = {}
       for name in here[place]:
         if name in copy.params:
-          variable = copy.params[name]
-          slots = {slot: variables[name] for slot, variables in copy.slots.items()}
-          value = functools.partial(self._value, variable)
-          gradient = transform.apply(name, gradients[name], value, of_transform)
-          with tf.control_dependencies(waits):
+          value = functools.partial(self._value, copy.params[name])
+          applied[name] = transform.apply(name, gradients[name], value, of_transform)
+      # Nothing is updated before all gradients are here: the tower may still need a parameter for
+      # another layer's gradient, and TensorFlow would then copy the parameter to update it. (An
+      # edge from the tower's call itself would be lost when the call is inlined.)
+      with tf.control_dependencies([*waits, *applied.values()]):
+        ready = tf.no_op()
+      operations = []
+      with tf.control_dependencies([ready]):
+        for name in here[place]:
+          if name in applied:
+            slots = {slot: variables[name] for slot, variables in copy.slots.items()}
+            variable, gradient = copy.params[name], applied[name]
             operations.append(optimizer.apply(variable, slots, gradient, of_optimizer))
-        else:
-          with tf.control_dependencies(waits):
+          else:
             operations.append(self._assign(copy.state[name], state[name]))
       return operations
 
