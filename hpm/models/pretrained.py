@@ -177,10 +177,6 @@ def _layers(model: Model) -> Iterator[tuple[str, tuple[str, ...]]]:
   yield from ((layer, tuple(leaves)) for layer, leaves in layers.items())
 
 
-def _spec_shape(model: Model, name: str) -> tuple[int, ...]:
-  return (model.param_specs.get(name) or model.state_specs[name]).shape
-
-
 def _is_fresh(layer: str, fresh: Sequence[str]) -> bool:
   return any(layer == name or layer.startswith(f'{name}/') for name in fresh)
 
@@ -194,7 +190,7 @@ def _from_keras(
 ) -> Values:
   by_position = _by_position(model, family)
   theirs = {position if by_position else name: arrays for position, name, arrays in weights}
-  values: Values = {}
+  found: dict[str, tuple[str, np.ndarray]] = {}
   biases: Values = {}
   missing = []
   for layer, leaves in _layers(model):
@@ -215,8 +211,8 @@ def _from_keras(
         f'{len(leaves)} ({", ".join(leaves)})'
       )
     for leaf, array in zip(leaves, arrays, strict=True):
-      _set(model, values, f'{layer}/{leaf}', array, f'{where}: layer {name!r}')
-  _complete(model, where, missing, theirs)
+      found[f'{layer}/{leaf}'] = (name, array)
+  values = _fit(model, where, found, missing, theirs)
   for layer, bias in biases.items():
     scope, slash, part = layer.rpartition('/')
     mean = f'{scope}{slash}{part.replace("conv", "bn")}/moving_mean'
@@ -235,7 +231,7 @@ def _from_torch(
 ) -> Values:
   theirs = {n: np.asarray(v) for n, v in weights.items() if not n.endswith('num_batches_tracked')}
   flattened = getattr(family, 'FLATTENED', {})
-  values: Values = {}
+  found: dict[str, tuple[str, np.ndarray]] = {}
   missing = []
   for layer, leaves in _layers(model):
     prefix = family.torch_layer(model.name, layer)
@@ -249,9 +245,8 @@ def _from_torch(
         continue
       if leaf.endswith('kernel'):
         array = _torch_kernel(array, leaf, flattened.get(layer, 0))
-      _set(model, values, f'{layer}/{leaf}', array, f'{where}: {name!r}')
-  _complete(model, where, missing, theirs)
-  return values
+      found[f'{layer}/{leaf}'] = (name, array)
+  return _fit(model, where, found, missing, theirs)
 
 
 def _torch_kernel(array: np.ndarray, leaf: str, channels: int) -> np.ndarray:
@@ -267,17 +262,14 @@ def _torch_kernel(array: np.ndarray, leaf: str, channels: int) -> np.ndarray:
   return array.transpose()
 
 
-def _set(model: Model, values: Values, name: str, array: np.ndarray, where: str) -> None:
-  shape = _spec_shape(model, name)
-  if array.shape != shape:
-    raise DataError(
-      f'{where} gives {name} the shape {array.shape}, {model.name} needs {shape}: create the model '
-      "with the source's num_classes and image_size, or pass the layer in `fresh`"
-    )
-  values[name] = np.asarray(array, np.float32)
-
-
-def _complete(model: Model, where: str, missing: Iterable[str], unused: Iterable[str]) -> None:
+def _fit(
+  model: Model,
+  where: str,
+  found: Mapping[str, tuple[str, np.ndarray]],
+  missing: Sequence[str],
+  unused: Iterable[str],
+) -> Values:
+  """Our name -> value, from our name -> (their name, value), once nothing is wrong with it."""
   problems = []
   for verb, names in (('lacks', list(missing)), ('has more than the model:', list(unused))):
     if names:
@@ -285,6 +277,15 @@ def _complete(model: Model, where: str, missing: Iterable[str], unused: Iterable
       problems.append(f'{verb} {", ".join(names[:5])}{more}')
   if problems:
     raise DataError(f'{where} does not fit {model.name}: it {"; it ".join(problems)}')
+  specs = {**model.param_specs, **model.state_specs}
+  for name, (theirs, array) in found.items():
+    if array.shape != specs[name].shape:
+      raise DataError(
+        f'{where}: {theirs!r} gives {name} the shape {array.shape}, {model.name} needs '
+        f"{specs[name].shape}: create the model with the source's num_classes and image_size, or "
+        'pass the layer in `fresh`'
+      )
+  return {name: np.asarray(array, np.float32) for name, (_, array) in found.items()}
 
 
 def _exists(path: str) -> None:
