@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     models,
     optimizers,
     pipelines,
+    placement,
     precision,
     staging,
     variable_mgr,
   )
+  from hpm.planning import plan
   from hpm.step import EvalStep, Metrics, TrainStep
 
 __version__ = '0.1.0'
@@ -35,13 +37,20 @@ __all__ = [
   'models',
   'optimizers',
   'pipelines',
+  'placement',
+  'plan',
   'precision',
   'staging',
   'variable_mgr',
 ]
 
-_CLASSES = {'EvalStep': 'hpm.step', 'Metrics': 'hpm.step', 'TrainStep': 'hpm.step'}
+_ELSEWHERE = {
+  'EvalStep': 'hpm.step',
+  'Metrics': 'hpm.step',
+  'TrainStep': 'hpm.step',
+  'plan': 'hpm.planning',
+}
 __getattr__ = registry.lazy(
   __name__,
-  {name: f'{_CLASSES[name]}:{name}' if name in _CLASSES else f'hpm.{name}' for name in __all__},
+  {name: f'{_ELSEWHERE[name]}:{name}' if name in _ELSEWHERE else f'hpm.{name}' for name in __all__},
 )
