@@ -176,7 +176,7 @@ def padding(num_mcus: int, mcu_width: int, may_pad: bool) -> tuple[int, int]:
     sizes = list(range(max(wanted * 3 // 4, 1), wanted * 5 // 4 + 1))
   else:
     sizes = [size for size in range(1, wanted * 3 // 2 + 1) if num_mcus % size == 0]
-  best = min(sizes, key=lambda size: (-num_mcus % size, abs(size - wanted)))
+  best = min(sizes, key=lambda size: (-num_mcus % size, abs(size - wanted), -size))
   return best, -num_mcus % best
 
 
