@@ -55,6 +55,9 @@ setup(
     # differ between releases.
     'dali': ['nvidia-dali-cuda120>=2.4,<2.5'],
     'report': ['matplotlib'],
+    # To read `.pth` files, and to hold networks to torchvision's. TensorFlow and torchvision crash
+    # in one process; the tests keep them apart, and take another Python, too (TORCH_PYTHON).
+    'torch': ['torch', 'torchvision', 'safetensors'],
     'sample': SAMPLE,
     'test': [
       *SAMPLE,

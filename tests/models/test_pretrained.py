@@ -12,6 +12,7 @@ import h5py
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import hpm
 from hpm.errors import DataError, UsageError
@@ -165,8 +166,7 @@ def test_a_dense_layer_behind_an_image_is_reordered():
 
 
 def test_half_precision_files_become_float32(tmp_path):
-  from ml_dtypes import bfloat16
-
+  bfloat16 = tf.bfloat16.as_numpy_dtype
   values = {'a': np.array([[1.5, -2.0]]), 'b': np.array(3.0)}
   for dtype, cast in (('F16', np.float16), ('BF16', bfloat16), ('F64', np.float64)):
     path = tmp_path / f'{dtype}.safetensors'

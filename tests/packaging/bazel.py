@@ -28,7 +28,7 @@ CONFTEST = ':conftest'  # pytest loads it beside each test file, which doesn't i
 
 # Imported only where they are installed, and refused with the install command elsewhere: DALI,
 # whose plugin is built against an installed TensorFlow, which a lock file can't express; PyTorch.
-OPTIONAL = ('nvidia', 'torch')
+OPTIONAL = ('nvidia', 'safetensors', 'torch', 'torchvision')
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,8 @@ def test_metadata_requires_the_full_tensorflow(metadata):
 
 
 def test_metadata_offers_the_documented_extras(metadata):
-  assert set(metadata.get_all('Provides-Extra')) == {'gpu', 'dali', 'report', 'sample', 'test'}
+  extras = {'gpu', 'dali', 'report', 'sample', 'test', 'torch'}
+  assert set(metadata.get_all('Provides-Extra')) == extras
 
 
 def test_installed_wheel_trains_one_step_outside_the_checkout(wheel, tmp_path):

@@ -1,7 +1,7 @@
 """Every op of every model's step has a GPU kernel for its types, in each precision and layout.
 
-tests/placement looks into the same question for what steps and managers add; here it is the
-networks. One of each family in one combination runs by default, all of them in the long run.
+test_kernels looks into the same question for what steps and managers add; here it is the networks.
+One of each kind in one combination runs by default, all of them in the long run.
 """
 
 import itertools
