@@ -7,6 +7,7 @@ what the producer raises, the step raises.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+import contextlib
 from typing import Any
 
 import tensorflow as tf
@@ -30,6 +31,9 @@ class StagedLoop:
     body: builds one step's graph from one batch a device; returns a nest of tensors.
     devices: device strings.
     result: the nest of `tf.TensorSpec` that the body returns.
+
+  Attributes:
+    failed: whether a step has failed, so that its updates may have been made in part.
   """
 
   def __init__(self, body: Body, devices: Sequence[str], result: Any):
@@ -37,6 +41,7 @@ class StagedLoop:
     self._result = result
     self._devices = tuple(devices)
     self._compiled: dict[Any, tuple[Any, Any, Any]] = {}
+    self.failed = False
 
   def run(
     self, dataset: tf.data.Dataset, num_steps: int | None = None, steps_per_call: int = 1
@@ -61,18 +66,29 @@ class StagedLoop:
     finished = 0
     while more and (num_steps is None or finished < num_steps):
       if steps_per_call == 1:
-        result, staged, more = step(iterator, staged)
+        with self.watched():
+          result, staged, more = step(iterator, staged)
         finished += 1
         yield result
       else:
         wanted = steps_per_call
         if num_steps is not None:
           wanted = min(wanted, num_steps - finished)
-        results, staged, more = steps(iterator, staged, tf.constant(wanted))
+        with self.watched():
+          results, staged, more = steps(iterator, staged, tf.constant(wanted))
         parts = [tf.unstack(values) for values in tf.nest.flatten(results)]
         for values in zip(*parts, strict=True):
           finished += 1
           yield tf.nest.pack_sequence_as(results, values)
+
+  @contextlib.contextmanager
+  def watched(self) -> Iterator[None]:
+    """Notes in `failed` if what runs inside fails."""
+    try:
+      yield
+    except tf.errors.OpError:
+      self.failed = True
+      raise
 
   def _functions(self, dataset: tf.data.Dataset) -> tuple[Any, Any, Any]:
     spec = dataset.element_spec

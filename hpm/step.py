@@ -192,7 +192,8 @@ class TrainStep:
 
   def __call__(self, batches: Sequence[Batch]) -> Metrics:
     """One step on the given batches, one (images, labels) a device."""
-    return self._direct([tuple(batch) for batch in batches])
+    with self._loop.watched():
+      return self._direct([tuple(batch) for batch in batches])
 
   def build(self, batches: Sequence[Batch]) -> Metrics:
     """Builds one step into the current graph; its updates run whenever the metrics are fetched."""
@@ -260,7 +261,17 @@ class TrainStep:
     return {**self._counters, **self.manager.named_variables()}
 
   def snapshot(self) -> dict[str, tf.Tensor]:
-    """Canonical name -> value. Graph-building outside eager mode."""
+    """Canonical name -> value. Graph-building outside eager mode.
+
+    Raises:
+      RuntimeError: a step has failed, perhaps after it had updated some of the variables, and
+        nothing has been restored since.
+    """
+    if self._loop.failed:
+      raise RuntimeError(
+        'a step failed midway, so that these variables may belong to two steps: restore a '
+        'checkpoint first'
+      )
     with tf.device(self.manager.home):
       counters = {name: variable.read_value() for name, variable in self._counters.items()}
     return {**counters, **self.manager.snapshot()}
@@ -276,6 +287,7 @@ class TrainStep:
         for name, variable in self._counters.items()
         if name in values or name in ('step', 'samples')
       ]
+    self._loop.failed = False
     return [*counters, *self.manager.restore(values)]
 
   @property

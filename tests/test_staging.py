@@ -106,6 +106,26 @@ def test_what_the_producer_raises_the_step_raises_at_once(steps_per_call, cpu_de
   assert len(list(step.run(fresh))) == 1
 
 
+def test_no_snapshot_is_taken_after_a_step_that_failed_until_one_is_restored(cpu_devices):
+  """Some of its updates may have been made: a checkpoint of it would mix two steps."""
+
+  def generate():
+    for _ in range(5):
+      yield images(2)
+    raise ValueError('record 10 is damaged')
+
+  data = tf.data.Dataset.from_generator(generate, output_signature=SIGNATURE)
+  step = training(cpu_devices[:2])
+  before = step.snapshot()
+  with pytest.raises(tf.errors.OpError):
+    list(step.run(data))
+  with pytest.raises(RuntimeError, match='a step failed midway'):
+    step.snapshot()
+  step.restore(before)
+  for name, value in step.snapshot().items():
+    np.testing.assert_array_equal(value, before[name], err_msg=name)
+
+
 def test_an_error_in_the_first_batch_arrives_too(cpu_devices):
   def generate():
     raise ValueError('no such shard')
