@@ -13,6 +13,8 @@ TITLE = 'Data'
 # Images an epoch of synthetic data is counted as: ImageNet's training set, as tf_cnn_benchmarks.
 SYNTHETIC_EPOCH = 1281167
 
+NAMES = (*pipelines.SOURCES, *pipelines.SYNTHETIC)
+
 
 def define(values: flags.FlagValues) -> None:
   flags.DEFINE_string(
@@ -25,15 +27,15 @@ def define(values: flags.FlagValues) -> None:
   flags.DEFINE_string(
     'data_name',
     None,
-    f'{", ".join(pipelines.PIPELINES)}. Default: imagenet with --data_dir, otherwise synthetic.',
+    f'{", ".join(NAMES)}. Default: imagenet with --data_dir, otherwise synthetic.',
     flag_values=values,
   )
 
 
 def check(options) -> None:
   name, directory = options.data_name, options.data_dir
-  if name is not None and name not in pipelines.PIPELINES:
-    raise errors.unknown('--data_name', name, pipelines.PIPELINES)
+  if name is not None and name not in NAMES:
+    raise errors.unknown('--data_name', name, NAMES)
   if directory is not None and not os.path.isdir(directory):
     found = 'is a file' if os.path.exists(directory) else 'does not exist'
     raise DataError(

@@ -5,27 +5,38 @@
     for images, labels in pipeline.dataset():    # uint8 [64, 224, 224, 3], int32 [64]
       ...
 
-A new pipeline is one new file and one line of `PIPELINES`. Importing this package doesn't import
-TensorFlow; its attributes are loaded when they are first used.
+A source of images is one new file and one line of `SOURCES`, a pipeline that makes batches of any
+source is one of `PIPELINES`. Importing this package doesn't import TensorFlow; its attributes are
+loaded when they are first used.
 """
 
+from collections.abc import Sequence
 import inspect
 from typing import TYPE_CHECKING, Any
 
 from hpm import errors, registry
 
 if TYPE_CHECKING:
+  from hpm.pipelines import sources
   from hpm.pipelines.base import Pipeline as Pipeline
   from hpm.pipelines.keras_layer import Normalize as Normalize
   from hpm.pipelines.normalization import normalize as normalize
 
-__all__ = ['PIPELINES', 'Normalize', 'Pipeline', 'create', 'normalize']
+__all__ = ['PIPELINES', 'SOURCES', 'Normalize', 'Pipeline', 'create', 'normalize', 'source']
 
-# name -> 'module:function'; the function takes options and returns a Pipeline.
-PIPELINES = {
-  'imagenet': 'hpm.pipelines.imagenet:ImageNetPipeline',
-  'synthetic': 'hpm.pipelines.synthetic:SyntheticPipeline',
+# name -> 'module:function'; the function takes options and returns a `sources.Source`.
+SOURCES = {
+  'imagenet': 'hpm.pipelines.imagenet:ImageNetSource',
 }
+
+# name -> 'module:function'; the function takes a source and options and returns a Pipeline.
+PIPELINES = {
+  'dali': 'hpm.pipelines.dali:DaliPipeline',
+  'tfdata': 'hpm.pipelines.tfdata:TfDataPipeline',
+}
+
+# The same without a source.
+SYNTHETIC = {'synthetic': 'hpm.pipelines.synthetic:SyntheticPipeline'}
 
 _EXPORTS = {
   'Normalize': 'hpm.pipelines.keras_layer:Normalize',
@@ -35,15 +46,61 @@ _EXPORTS = {
 __getattr__ = registry.lazy(__name__, _EXPORTS)
 
 
-def create(name: str, **options: Any) -> 'Pipeline':
-  """The pipeline that `PIPELINES` lists under `name`, made with `options`.
+def create(name: str, *, pipeline: str = 'tfdata', **options: Any) -> 'Pipeline':
+  """A pipeline of the data that `name` stands for.
+
+  Args:
+    name: of `SOURCES`, with what belongs to it after a colon ('tfds:mnist'); or 'synthetic'.
+    pipeline: of `PIPELINES`.
+    **options: of the source and of the pipeline.
 
   Raises:
-    UsageError: an unknown name, an option that this pipeline doesn't have, or one that is missing.
-    DataError: from the pipeline, if its data is missing or damaged.
+    UsageError: an unknown name, an option that there isn't, or one that is missing.
+    DataError: from the source or pipeline, if its data is missing or damaged.
   """
-  factory = registry.resolve('pipeline', PIPELINES, name)
+  if name in SYNTHETIC:
+    factory = registry.resolve('pipeline', SYNTHETIC, name)
+    _check_options(name, [factory], options)
+    return factory(**options)
+  maker = registry.resolve('pipeline', PIPELINES, pipeline)
+  origin, options = _source_factory(name, options)
+  _check_options(name, [origin, maker], options)
+  return maker(origin(**_known(origin, options)), **_known(maker, options))
+
+
+def source(name: str, **options: Any) -> 'sources.Source':
+  """The source alone: undecoded samples. Arguments and errors as for `create`."""
+  factory, options = _source_factory(name, options)
+  _check_options(name, [factory], options)
+  return factory(**options)
+
+
+def _source_factory(name: str, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+  """The function behind a source's name, and the options with what follows the colon."""
+  kind, colon, detail = name.partition(':')
+  if kind not in SOURCES:
+    raise errors.unknown('data set', name, [*SOURCES, *SYNTHETIC])
+  factory = registry.resolve('data set', SOURCES, kind)
+  takes_name = 'name' in inspect.signature(factory).parameters
+  if colon and not takes_name:
+    raise errors.UsageError(f'data set {name!r}: {kind!r} takes nothing after a colon')
+  if takes_name:
+    if not detail:
+      raise errors.UsageError(f'data set {name!r}: say which one, as in {kind}:NAME')
+    options = options | {'name': detail}
+  return factory, options
+
+
+def _known(factory: Any, options: dict[str, Any]) -> dict[str, Any]:
   parameters = inspect.signature(factory).parameters
+  return {name: value for name, value in options.items() if name in parameters}
+
+
+def _check_options(name: str, factories: Sequence[Any], options: dict[str, Any]) -> None:
+  parameters = {}
+  for factory in factories:
+    parameters |= inspect.signature(factory).parameters
+  parameters.pop('source', None)
   strange = sorted(set(options) - set(parameters))
   if strange:
     raise errors.UsageError(
@@ -53,4 +110,3 @@ def create(name: str, **options: Any) -> 'Pipeline':
   missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in options]
   if missing:
     raise errors.UsageError(f'pipeline {name!r} needs {", ".join(map(repr, missing))}')
-  return factory(**options)

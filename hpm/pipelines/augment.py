@@ -10,12 +10,16 @@ __all__ = [
   'central_window',
   'decode',
   'decode_window',
+  'distort_colors',
   'flip',
   'is_jpeg',
   'jpeg_shape',
+  'num_pixels',
   'random_window',
   'resize',
+  'resize_antialiased',
   'resize_central_crop',
+  'window_of',
 ]
 
 
@@ -27,6 +31,45 @@ def is_jpeg(encoded: tf.Tensor) -> tf.Tensor:
 def jpeg_shape(encoded: tf.Tensor) -> tf.Tensor:
   """int32 [3]: height, width, channels from the header, without decoding."""
   return tf.raw_ops.ExtractJpegShape(contents=encoded)
+
+
+def num_pixels(encoded: tf.Tensor) -> tf.Tensor:
+  """int64 []: height x width as the header of a JPEG, PNG, GIF or BMP says; 0 for other bytes.
+
+  Nothing is decoded, so that an image of absurd size can be refused before it fills the memory.
+  """
+
+  def jpeg() -> tf.Tensor:
+    shape = tf.cast(jpeg_shape(encoded), tf.int64)
+    return shape[0] * shape[1]
+
+  def other() -> tf.Tensor:
+    def product(offset: int, dtype: tf.DType, little_endian: bool) -> tf.Tensor:
+      sides = tf.io.decode_raw(
+        tf.strings.substr(encoded, offset, 2 * dtype.size), dtype, little_endian
+      )
+      return tf.reduce_prod(tf.abs(tf.cast(sides, tf.int64)))
+
+    def starts(magic: bytes, size: int) -> tf.Tensor:
+      start = tf.equal(tf.strings.substr(encoded, 0, len(magic)), magic)
+      return tf.logical_and(start, tf.strings.length(encoded) >= size)
+
+    return tf.case(
+      [
+        (starts(b'\x89PNG', 24), lambda: product(16, tf.int32, False)),
+        (starts(b'GIF8', 10), lambda: product(6, tf.uint16, True)),
+        (starts(b'BM', 26), lambda: product(18, tf.int32, True)),
+      ],
+      default=lambda: tf.constant(0, tf.int64),
+    )
+
+  return tf.cond(is_jpeg(encoded), jpeg, other)
+
+
+def window_of(image: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
+  """A window (int32 [4]) of a decoded image, uint8 [h, w, 3]."""
+  begin, size = tf.concat([window[:2], [0]], 0), tf.concat([window[2:], [3]], 0)
+  return tf.slice(image, begin, size)
 
 
 def decode(encoded: tf.Tensor) -> tf.Tensor:
@@ -91,12 +134,57 @@ def decode_window(encoded: tf.Tensor, shape: tf.Tensor, window: tf.Tensor) -> tf
   return tf.slice(grown, tf.concat([begin - first, [0]], 0), tf.concat([size, [3]], 0))
 
 
-def resize(image: tf.Tensor, size: int) -> tf.Tensor:
-  """Bilinear to uint8 [size, size, 3] from uint8 [h, w, 3], rounded to the nearest level."""
+def resize(image: tf.Tensor, size: 'int | tf.Tensor') -> tf.Tensor:
+  """Bilinear to uint8 [size, size, 3] from uint8 [h, w, 3], rounded to the nearest level.
+
+  Not antialiased: where it shrinks it drops pixels, as most ImageNet recipes of TensorFlow do.
+  """
   resized = tf.raw_ops.ResizeBilinear(
     images=image[tf.newaxis], size=[size, size], half_pixel_centers=True
   )
   return tf.cast(resized[0] + 0.5, tf.uint8)
+
+
+def resize_antialiased(image: tf.Tensor, size: 'int | tf.Tensor') -> tf.Tensor:
+  """The same, but where it shrinks each pixel is an average over all that it stands for.
+
+  It equals PIL's bilinear to within rounding; what that costs and changes is in
+  docs/pipelines.md.
+  """
+  sides = tf.cast(tf.shape(image)[:2], tf.float32)
+  scaled = tf.raw_ops.ScaleAndTranslate(
+    images=image[tf.newaxis],
+    size=tf.stack([size, size]),
+    scale=tf.cast(size, tf.float32) / sides,
+    translation=[0.0, 0.0],
+    kernel_type='triangle',
+    antialias=True,
+  )
+  return _to_uint8(scaled[0])
+
+
+def distort_colors(image: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+  """Random brightness, saturation, hue and contrast, uint8 [h, w, 3].
+
+  As far as in Inception's training (brightness by 32 levels, saturation and contrast by factors
+  of 0.5 to 1.5, hue by 0.2 of the circle), but always in this order.
+
+  Args:
+    image: uint8 [h, w, 3].
+    seed: int64 [2].
+  """
+  seeds = tf.stack([seed, seed + [1, 0], seed + [2, 0], seed + [3, 0]])
+  image = tf.cast(image, tf.float32) / 255.0
+  image = tf.image.stateless_random_brightness(image, 32 / 255, seeds[0])
+  image = tf.image.stateless_random_saturation(image, 0.5, 1.5, seeds[1])
+  image = tf.image.stateless_random_hue(image, 0.2, seeds[2])
+  image = tf.image.stateless_random_contrast(image, 0.5, 1.5, seeds[3])
+  return _to_uint8(image * 255.0)
+
+
+def _to_uint8(image: tf.Tensor) -> tf.Tensor:
+  # float32 sums may pass 255 by a hair, and a cast would wrap it.
+  return tf.cast(tf.clip_by_value(image + 0.5, 0.0, 255.0), tf.uint8)
 
 
 def flip(image: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -137,5 +225,4 @@ def resize_central_crop(image: tf.Tensor, size: int) -> tf.Tensor:
     kernel_type='triangle',
     antialias=True,
   )
-  # The weights' float32 sums may pass 255 by a hair, and a cast would wrap it.
-  return tf.cast(tf.clip_by_value(scaled[0] + 0.5, 0.0, 255.0), tf.uint8)
+  return _to_uint8(scaled[0])

@@ -12,6 +12,8 @@ from hpm.errors import DataError, UsageError
 if TYPE_CHECKING:
   import tensorflow as tf
 
+  from hpm.pipelines import skips
+
 __all__ = ['Pipeline']
 
 
@@ -68,6 +70,10 @@ class Pipeline(abc.ABC):
       UsageError: the state is of another order (seed, shuffle buffer).
       DataError: the state is of other data (number of records).
     """
+
+  def skipped(self) -> 'list[skips.Skipped]':
+    """The bad records that were left out so far, if this pipeline was told to; see there."""
+    return []
 
   def explain(self, error: Exception, num_samples: int = 0) -> DataError:
     """Says which file and record made the iterator raise `error`; for step loops to raise.

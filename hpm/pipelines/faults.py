@@ -1,4 +1,4 @@
-"""What can be wrong with records of images, and finding the one that is.
+"""What can be wrong with images and their records, and finding the one that is.
 
 TensorFlow names neither file nor record: for a damaged file it gives a byte, for an image that
 can't be decoded nothing. So the first records are looked at before anything is built, and after a
@@ -7,64 +7,89 @@ failure the culprit is searched for.
 
 from collections.abc import Callable, Sequence
 import concurrent.futures
+import dataclasses
 import re
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from hpm.errors import DataError
-from hpm.pipelines import augment, base, records
+from hpm.pipelines import base, records
 
-__all__ = ['check_first_records', 'eagerly', 'find_bad_sample', 'find_damage', 'problem']
+if TYPE_CHECKING:
+  from hpm.pipelines import sources
+
+__all__ = ['Demands', 'check_first_records', 'eagerly', 'examine', 'find_bad_sample', 'find_damage']
+
+MAX_PIXELS = 100_000_000  # 300 MB decoded; ImageNet's largest image has 28 million
 
 _MAX_SHARDS = 16
 _MAX_SAMPLES = 8192
 _TIMEOUT_S = 120.0
-_REMEDY = 'write the record again or leave it out'
 
 
-def problem(record: bytes, num_classes: int, label_offset: int) -> str | None:
-  """What is wrong with a record of ImageNet's layout, and the remedy; None if nothing is.
+@dataclasses.dataclass(frozen=True)
+class Demands:
+  """What a pipeline expects of every sample.
+
+  Attributes:
+    num_classes: outputs of the model.
+    label_offset: is added to stored labels, which then have to be below `num_classes`.
+    max_pixels: height x width above which an image isn't decoded.
+  """
+
+  num_classes: int
+  label_offset: int = 0
+  max_pixels: int = MAX_PIXELS
+
+
+def examine(
+  source: 'sources.Source', file: int, record: int, demands: Demands, item: bytes | None = None
+) -> DataError | None:
+  """What is wrong with a record, with its place and the remedy; None if nothing is.
 
   Args:
-    record: a serialised tf.train.Example.
-    num_classes: outputs of the model.
-    label_offset: is added to the record's label.
+    source: where it is from.
+    file: index of its file.
+    record: its number in it.
+    demands: what is expected of it.
+    item: what the file's reader gave for it; None (or nothing) has it read.
   """
+  place = source.describe(file, record)
   try:
-    features = tf.train.Example.FromString(record).features.feature
-  except Exception:  # protobuf's DecodeError, whose module depends on its implementation
-    return "not a tf.train.Example: write the data set in the layout of ImageNet's TFRecords"
-  needed = {records.ENCODED: 'bytes_list', records.LABEL: 'int64_list'}
-  missing = [
-    name
-    for name, kind in needed.items()
-    if name not in features or len(getattr(features[name], kind).value) != 1
-  ]
-  if missing:
-    found = ', '.join(sorted(features)[:6]) or 'none'
+    contents = source.contents(file, record, item or None)
+  except DataError as error:
+    named = str(error).startswith(source.files[file])
+    return error if named else DataError(f'{place}: {error}')
+  image = f'image {contents.key}' if contents.key else 'image'
+  what = _fault(source, contents, image, demands)
+  return None if what is None else DataError(f'{place}: {what}')
+
+
+def _fault(
+  source: 'sources.Source', contents: 'sources.Contents', image: str, demands: Demands
+) -> str | None:
+  label, offset, encoded = contents.label, demands.label_offset, contents.encoded
+  if not 0 <= label + offset < demands.num_classes:
     return (
-      f'no single value for {" and ".join(missing)} (features found: {found}): write the data '
-      "set with the features of ImageNet's TFRecords"
+      f'label {label} of {image} with label_offset={offset} is outside '
+      f'0..{demands.num_classes - 1}: raise num_classes, or pass the label_offset that fits'
+      f'{source.label_hint}'
     )
-  name = b''.join(features[records.FILENAME].bytes_list.value[:1]).decode(errors='replace')
-  image = f'image {name}' if name else 'image'
-  label = features[records.LABEL].int64_list.value[0]
-  if not 0 <= label + label_offset < num_classes:
-    return (
-      f'label {label} of {image} with label_offset={label_offset} is outside '
-      f'0..{num_classes - 1}: raise num_classes, or pass the label_offset that fits (labels are '
-      'taken to run from 1; num_classes=1001 keeps a background class 0)'
-    )
-  encoded = features[records.ENCODED].bytes_list.value[0]
   if not encoded:
-    return f'{image} has 0 bytes: {_REMEDY}'
+    return f'{image} has 0 bytes: {source.remedy}'
   try:
-    eagerly(augment.decode, encoded)
+    pixels = int(eagerly(source.num_pixels, encoded))
+    if pixels > demands.max_pixels:
+      return (
+        f'{image} of {len(encoded)} bytes claims {pixels} pixels, more than '
+        f'max_pixels={demands.max_pixels}: raise max_pixels if that is right'
+      )
+    eagerly(source.decode, encoded)
   except tf.errors.OpError as error:
     text = base.first_line(error)
-    return f'{image} of {len(encoded)} bytes cannot be decoded ({text}): {_REMEDY}'
+    return f'{image} of {len(encoded)} bytes cannot be decoded ({text}): {source.remedy}'
   return None
 
 
@@ -82,14 +107,17 @@ def eagerly(function: Callable[..., Any], *args: Any) -> Any:
     return pool.submit(on_cpu).result()
 
 
-def check_first_records(paths: Sequence[str], find: Callable[[bytes], str | None]) -> None:
-  """Raises a DataError if `find` sees a problem in the first record of 16 evenly spread files."""
-  count = min(_MAX_SHARDS, len(paths))
+def check_first_records(source: 'sources.Source', demands: Demands) -> None:
+  """Raises a DataError if the first record of 16 evenly spread files has a problem."""
+  empty = source.empty_files()
+  if empty:
+    raise DataError(f'{source.files[empty[0]]} is empty (0 bytes): copy or write this shard again')
+  total = len(source.files)
+  count = min(_MAX_SHARDS, total)
   for i in range(count):
-    path = paths[i * len(paths) // count]
-    found = find(records.read_record(path))
+    found = examine(source, i * total // count, 0, demands)
     if found:
-      raise DataError(f'{path}: record 0: {found}')
+      raise found
 
 
 def find_damage(paths: Sequence[str], error: Exception) -> str:
@@ -99,7 +127,9 @@ def find_damage(paths: Sequence[str], error: Exception) -> str:
   """
   deadline = time.monotonic() + _TIMEOUT_S
   # Raises if lengths are damaged, or a file ends too early.
-  tables = {path: records.record_offsets(path).tolist() for path in paths}
+  tables = {
+    path: records.record_offsets(path).tolist() for path in paths if not records.is_empty(path)
+  }
   # TensorFlow names the byte where the record's header or its data begins. Should that lead
   # nowhere, every record is checked.
   match = re.search(r'record at (\d+)', str(error))

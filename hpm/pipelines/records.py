@@ -26,9 +26,11 @@ __all__ = [
   'LABEL',
   'count_records',
   'encode_example',
+  'is_empty',
   'read_record',
   'record_offsets',
   'shard_files',
+  'tolerant_dataset',
   'write_records',
 ]
 
@@ -44,10 +46,10 @@ _SHARD = re.compile(r'^(.+)-(\d+)-of-(\d+)$')
 
 
 def shard_files(data_dir: str, split: str) -> list[str]:
-  """The sorted paths of all shards of `split`, `DIR/split-*-of-*`, none missing and none empty.
+  """The sorted paths of all shards of `split`, `DIR/split-*-of-*`, none missing.
 
   Raises:
-    DataError: no such directory, no such files, a shard that is missing, double or empty.
+    DataError: no such directory, no such files, a shard that is missing or double.
   """
   try:
     names = sorted(os.listdir(data_dir))
@@ -94,15 +96,15 @@ def shard_files(data_dir: str, split: str) -> list[str]:
     )
   if max(shards) >= total:
     raise DataError(f'{shards[max(shards)]} in {data_dir} has a number beyond its set of {total}')
-  paths = [os.path.join(data_dir, shards[i]) for i in sorted(shards)]
-  for path in paths:
-    try:
-      size = os.stat(path).st_size
-    except OSError as error:
-      raise DataError(f'{path} cannot be read: {error.strerror}') from None
-    if size == 0:
-      raise DataError(f'{path} is empty (0 bytes): copy or write this shard again')
-  return paths
+  return [os.path.join(data_dir, shards[i]) for i in sorted(shards)]
+
+
+def is_empty(path: str) -> bool:
+  """Whether a file has no byte at all; TensorFlow takes such a shard for one of no records."""
+  try:
+    return os.stat(path).st_size == 0
+  except OSError as error:
+    raise DataError(f'{path} cannot be read: {error.strerror}') from None
 
 
 def _contents(names: Sequence[str]) -> str:
@@ -210,14 +212,58 @@ def read_record(path: str, offset: int = 0, index: int = 0) -> bytes:
   )
 
 
-def count_records(paths: Sequence[str], num_threads: int = 16) -> list[int]:
-  """Records in each file, from the headers alone (about half a million a second from memory).
+def count_records(paths: Sequence[str], num_threads: int = 16, strict: bool = True) -> list[int]:
+  """Records in each file, from their lengths alone (about half a million a second from memory).
 
   Raises:
     DataError: as `record_offsets` does.
   """
   with concurrent.futures.ThreadPoolExecutor(min(num_threads, len(paths) or 1)) as pool:
-    return list(pool.map(lambda path: len(record_offsets(path)), paths))
+    return list(pool.map(lambda path: len(record_offsets(path, strict)), paths))
+
+
+def tolerant_dataset(path: tf.Tensor) -> tf.data.Dataset:
+  """The records (string []) of a file, with an empty string in place of each damaged one.
+
+  TensorFlow reads until a record is damaged, and can't go on in that file; what it didn't deliver
+  is read by offset. Where a length is wrong nothing behind it can be found, so one empty string
+  stands for the rest of the file. (An intact record is never empty: it would be no example.)
+
+  Args:
+    path: string [].
+  """
+  (offsets,) = tf.numpy_function(
+    lambda path: (record_offsets(path.decode(), strict=False),), [path], [tf.int64]
+  )
+  offsets.set_shape([None])
+  read = tf.data.TFRecordDataset(path).ignore_errors(log_warning=False).enumerate()
+  whole = read.map(lambda number, record: (number, record, tf.constant(-1, tf.int64)))
+  table = tf.data.Dataset.from_tensor_slices(offsets).enumerate()
+  rest = table.map(lambda number, offset: (number, '', offset))
+
+  # Every record comes twice, so that those are left that TensorFlow didn't deliver.
+  def due(expected: tf.Tensor, item: tuple) -> tuple[tf.Tensor, tuple]:
+    number = item[0]
+    return tf.maximum(expected, number + 1), (number >= expected, *item)
+
+  def read_by_offset(path: bytes, offset: int, number: int) -> bytes:
+    try:
+      return read_record(path.decode(), offset, number)
+    except DataError:
+      return b''
+
+  def record(_: tf.Tensor, number: tf.Tensor, record: tf.Tensor, offset: tf.Tensor) -> tf.Tensor:
+    return tf.ensure_shape(
+      tf.cond(
+        offset < 0,
+        lambda: record,
+        lambda: tf.numpy_function(read_by_offset, [path, offset, number], tf.string),
+      ),
+      [],
+    )
+
+  stream = whole.concatenate(rest).scan(tf.constant(0, tf.int64), due)
+  return stream.filter(lambda keep, *_: keep).map(record)
 
 
 def write_records(path: str, contents: Iterable[bytes]) -> None:

@@ -286,7 +286,7 @@ def test_a_graph_and_a_session_see_the_same(sample_dir, unbroken):
 
 
 def test_nothing_is_counted_until_it_is_needed(sample_dir, monkeypatch):
-  def refuse(*_):
+  def refuse(*_, **__):
     raise AssertionError('counted')
 
   monkeypatch.setattr(records, 'count_records', refuse)

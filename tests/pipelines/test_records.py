@@ -136,10 +136,11 @@ def test_two_sets_of_shards_in_one_directory_are_refused(tmp_path):
     records.shard_files(str(tmp_path), 'train')
 
 
-def test_an_empty_shard_is_named(tmp_path):
-  data.write_shards(tmp_path, [[b'a'], []])
-  with pytest.raises(errors.DataError, match=r'train-00001-of-00002 is empty \(0 bytes\)'):
-    records.shard_files(str(tmp_path), 'train')
+def test_a_shard_without_a_byte_is_empty_and_a_missing_one_is_named(tmp_path):
+  directory = data.write_shards(tmp_path, [[b'a'], []])
+  assert [records.is_empty(path) for path in records.shard_files(directory, 'train')] == [0, 1]
+  with pytest.raises(errors.DataError, match='none cannot be read: No such file'):
+    records.is_empty(f'{directory}/none')
 
 
 @pytest.mark.parametrize(
