@@ -1,12 +1,12 @@
-"""Re-codes JPEGs into segments, in a process that may die of a damaged file, and checks each one.
+"""Makes indexed JPEGs, in a process that may die of a damaged file, and checks each one.
 
     with Recoder() as recoder:
-      result = recoder.recode(jpeg)     # Segments, or the reason why this file stays as it is
+      indexed, reason = recoder.recode(jpeg)    # (bytes, ''), or (None, why it stays as it is)
 
 One recoder serves one thread; a thread each with a recoder of its own keeps all cores busy.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 import contextlib
 import importlib.util
 import io
@@ -14,12 +14,11 @@ import os
 import pickle
 import subprocess
 import sys
-from typing import Any
 
 import numpy as np
 
 from hpm.errors import DataError
-from hpm.pipelines import jpeg_segments, jpeg_transcode
+from hpm.pipelines import indexed_jpeg, jpeg_transcode
 
 __all__ = ['Recoder', 'serve']
 
@@ -41,20 +40,9 @@ class Recoder:
     self._optimize = optimize
     self._child: subprocess.Popen | None = None
 
-  def recode(self, jpeg: bytes) -> jpeg_segments.Segments | str:
-    """The file in segments, proven to give its pixels; or why it has to stay whole, in a line."""
-    return self._ask({'jpeg': jpeg, 'optimize': self._optimize})
-
-  def restore(self, segments: jpeg_segments.Segments) -> bytes:
-    """A JPEG of one segment with the coefficients, tables of quantisation and size of the original.
-
-    Raises:
-      DataError: the segments are damaged.
-    """
-    result = self._ask({'segments': segments, 'optimize': self._optimize})
-    if isinstance(result, str):
-      raise DataError(f'the image cannot be restored: {result}')
-    return result
+  def recode(self, jpeg: bytes) -> tuple[bytes | None, str]:
+    """The file with an index, proven to give its pixels; or None, and in a line why not."""
+    return self._ask((jpeg, self._optimize))
 
   def close(self) -> None:
     """Ends the child process."""
@@ -72,7 +60,7 @@ class Recoder:
   def __exit__(self, *exception: object) -> None:
     self.close()
 
-  def _ask(self, request: Mapping[str, object]) -> Any:
+  def _ask(self, request: tuple[bytes, bool]) -> tuple[bytes | None, str]:
     for attempt in range(2):
       child = self._child = self._child or _start()
       try:
@@ -89,7 +77,7 @@ class Recoder:
     except EOFError:
       code = child.wait()
       self.close()
-      return f'libjpeg ended with code {code}'
+      return None, f'libjpeg ended with code {code}'
 
 
 def _start() -> subprocess.Popen:
@@ -112,39 +100,31 @@ def serve() -> None:
   os.dup2(2, 1)  # what a library might print is no answer
   requests = sys.stdin.buffer
 
-  def answer(result: object) -> None:
-    pickle.dump(result, answers)
+  def answer(indexed: bytes | None, reason: str) -> None:
+    pickle.dump((indexed, reason), answers)
     answers.flush()
 
   while True:
     try:
-      request = pickle.load(requests)
+      jpeg, optimize = pickle.load(requests)
     except EOFError:
       return
     try:
-      answer(_serve(answer=answer, **request))
+      answer(_recode(jpeg, optimize, lambda message: answer(None, message)), '')
     except Exception as error:  # whatever a damaged file brings about, it is this file's alone
-      answer(str(error).splitlines()[0] if str(error) else type(error).__name__)
+      answer(None, (str(error).splitlines() or [type(error).__name__])[0])
 
 
-def _serve(
-  answer: Callable[[object], None],
-  optimize: bool,
-  jpeg: bytes = b'',
-  segments: jpeg_segments.Segments | None = None,
-) -> jpeg_segments.Segments | bytes | str:
-  if segments is not None:
-    whole, width = jpeg_segments.whole(segments), segments.layout[3]
-    return jpeg_transcode.transcode(whole, answer, restarts=False, width=width, optimize=optimize)[
-      0
-    ]
+def _recode(jpeg: bytes, optimize: bool, on_error: Callable[[str], None]) -> bytes:
   if not jpeg.startswith(b'\xff\xd8\xff'):
-    return 'not a JPEG'
+    raise DataError('not a JPEG')
   pixels = _decode(jpeg)
-  recoded, width = jpeg_transcode.transcode(jpeg, answer, optimize=optimize)
-  result = jpeg_segments.split(recoded, width)
-  _verify(result, pixels)
-  return result
+  recoded = jpeg_transcode.transcode(
+    jpeg, on_error, max_segments=indexed_jpeg.MAX_SEGMENTS, optimize=optimize
+  )
+  indexed = indexed_jpeg.add_index(recoded)
+  _verify(indexed, pixels)
+  return indexed
 
 
 def _decode(jpeg: bytes) -> np.ndarray:
@@ -155,16 +135,15 @@ def _decode(jpeg: bytes) -> np.ndarray:
     return np.asarray(image)
 
 
-def _verify(segments: jpeg_segments.Segments, pixels: np.ndarray) -> None:
-  """Raises a DataError unless the image and its middle come out as they were."""
+def _verify(indexed: bytes, pixels: np.ndarray) -> None:
+  """Raises a DataError unless the image, all its segments and its middle come out as they were."""
   height, width = pixels.shape[:2]
-  if segments.layout[2:4] != (height, width):
-    raise DataError(f're-coded as {segments.layout[2:4]}, not {(height, width)}')
   middle = (height // 4, width // 4, (height + 1) // 2, (width + 1) // 2)
-  for top, left, rows, columns in ((0, 0, height, width), middle):
-    jpeg, y, x = jpeg_segments.assemble(
-      segments.header, segments.layout, segments.lengths, segments.scan, (top, left, rows, columns)
-    )
+  for window in ((0, 0, height, width), middle):
+    jpeg, y, x = indexed_jpeg.assemble(indexed, window)
+    top, left, rows, columns = window
     found = _decode(jpeg)[y : y + rows, x : x + columns]
     if not np.array_equal(found, pixels[top : top + rows, left : left + columns]):
       raise DataError('re-coded, it has other pixels')
+  if not np.array_equal(_decode(indexed), pixels):
+    raise DataError('re-coded, it has other pixels')

@@ -5,8 +5,8 @@ structures below are those of its API version 6.2, which libjpeg-turbo keeps; th
 refuses another version or other sizes of them.
 
 libjpeg reports an error by a function that may not return, and Python can't jump out of it. So an
-error ends the process (`on_error` is called first), and everything here but `padding` belongs into
-a process of its own: `jpeg_recoder` has it.
+error ends the process (`on_error` is called first), and `transcode` belongs into a process of its
+own: `jpeg_recoder` has it.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,18 +15,17 @@ import ctypes.util
 import functools
 import glob
 import importlib.util
+import math
 import os
 from typing import Any
 
 from hpm.errors import DataError
 
-__all__ = ['PIXELS', 'load', 'padding', 'transcode']
-
-PIXELS = 64  # of a segment's width, about
+__all__ = ['interval', 'load', 'transcode']
 
 _VERSION = 62
-_POOL_IMAGE = 1
-_BLOCK_BYTES = 128  # 64 coefficients of 16 bits
+# Pixels of a segment's width. Narrower ones save no time that can be measured, and cost bytes.
+_WIDTH, _MIN_WIDTH, _MAX_WIDTH = 64, 16, 96
 
 _INT, _UINT, _LONG, _BYTE = ctypes.c_int, ctypes.c_uint, ctypes.c_long, ctypes.c_ubyte
 _SHORT, _DOUBLE, _POINTER = ctypes.c_ushort, ctypes.c_double, ctypes.c_void_p
@@ -68,14 +67,6 @@ class _Error(ctypes.Structure):
     ptr: error_exit emit_message output_message format_message reset_error_mgr;
     int: msg_code msg_parm[20] trace_level; long: num_warnings; ptr: jpeg_message_table;
     int: last_jpeg_message; ptr: addon_message_table; int: first_addon_message last_addon_message
-  """)
-
-
-class _Memory(ctypes.Structure):
-  _fields_ = _fields("""
-    ptr: alloc_small alloc_large alloc_sarray alloc_barray request_virt_sarray request_virt_barray
-      realize_virt_arrays access_virt_sarray access_virt_barray free_pool self_destruct;
-    long: max_memory_to_use max_alloc_chunk
   """)
 
 
@@ -124,8 +115,6 @@ class _Compress(ctypes.Structure):
 
 _ON_ERROR = ctypes.CFUNCTYPE(None, _POINTER)
 _FORMAT = ctypes.CFUNCTYPE(None, _POINTER, ctypes.c_char_p)
-_REQUEST = ctypes.CFUNCTYPE(_POINTER, _POINTER, _INT, _INT, _UINT, _UINT, _UINT)
-_ACCESS = ctypes.CFUNCTYPE(ctypes.POINTER(_POINTER), _POINTER, _POINTER, _UINT, _UINT, _INT)
 
 
 @functools.cache
@@ -161,50 +150,39 @@ def _candidates() -> Iterable[str]:
     yield name
 
 
-def padding(num_mcus: int, mcu_width: int, may_pad: bool) -> tuple[int, int]:
-  """How to cut a row of MCUs: (MCUs a segment, MCUs to be added at the row's end).
+def interval(num_mcus: int, mcu_width: int, num_rows: int, max_segments: int) -> int:
+  """MCUs a segment: a divisor of the row, near 64 pixels, or the whole row if there is none.
 
   Args:
-    num_mcus: in the row.
+    num_mcus: in a row.
     mcu_width: pixels.
-    may_pad: whether MCUs may be added; otherwise a segment is a divisor of the row.
+    num_rows: of MCUs.
+    max_segments: of the image.
   """
-  wanted = max(PIXELS // mcu_width, 1)
-  if num_mcus <= wanted * 3 // 2:
-    return num_mcus, 0
-  if may_pad:
-    sizes = list(range(max(wanted * 3 // 4, 1), wanted * 5 // 4 + 1))
-  else:
-    sizes = [size for size in range(1, wanted * 3 // 2 + 1) if num_mcus % size == 0]
-  best = min(sizes, key=lambda size: (-num_mcus % size, abs(size - wanted), -size))
-  return best, -num_mcus % best
+  if num_mcus * mcu_width <= _MAX_WIDTH:
+    return num_mcus
+  sizes = [
+    size
+    for size in range(-(-_MIN_WIDTH // mcu_width), _MAX_WIDTH // mcu_width + 1)
+    if num_mcus % size == 0 and num_mcus // size * num_rows <= max_segments
+  ]
+  # 48 and 85 pixels are equally far from 64.
+  return min(sizes, key=lambda size: abs(math.log(size * mcu_width / _WIDTH)), default=num_mcus)
 
 
 def transcode(
-  jpeg: bytes,
-  on_error: Callable[[str], None],
-  *,
-  restarts: bool = True,
-  width: int | None = None,
-  optimize: bool = True,
-) -> tuple[bytes, int]:
-  """The same coefficients as sequential, Huffman-coded JPEG with or without restart markers.
+  jpeg: bytes, on_error: Callable[[str], None], *, max_segments: int, optimize: bool = True
+) -> bytes:
+  """The same coefficients as sequential, Huffman-coded JPEG with restart markers.
 
-  Where the markers would divide the rows badly, and it makes no difference to the pixels, the
-  frame becomes some MCUs wider than the image.
-
-  EXIF, colour profiles, comments and thumbnails are left out; the markers that decide on colour
-  (JFIF's and Adobe's) stay.
+  They stand about every 64 pixels, at the same places of each row of MCUs. EXIF, colour profiles,
+  comments and thumbnails are left out; the markers that decide on colour (JFIF's and Adobe's) stay.
 
   Args:
     jpeg: any JPEG of 8 bits a sample.
     on_error: is called with libjpeg's message, and then the process ends with code 1.
-    restarts: about every 64 pixels, at the same places of each row of MCUs.
-    width: of the image in a frame that was made wider; None: it wasn't.
+    max_segments: between markers.
     optimize: Huffman tables for this image: some 3 % smaller, and half as fast.
-
-  Returns:
-    The JPEG, and the width of the image in it, pixels.
 
   Raises:
     DataError: libjpeg warned of damaged data, or the samples have not 8 bits.
@@ -236,25 +214,20 @@ def transcode(
     library.jpeg_read_header(ctypes.byref(source), 1)
     if source.data_precision != 8:
       raise DataError(f'{source.data_precision} bits a sample, not 8')
-    width = width or source.image_width
-    interval, added, mcu = _plan(source) if restarts else (0, 0, 0)
-    wider = _request(source, added, mcu) if added else None
     arrays = library.jpeg_read_coefficients(ctypes.byref(source))
     if error.num_warnings:
       raise DataError(f'libjpeg gave {error.num_warnings} warnings of damaged data')
-    if wider:
-      arrays = _copy(source, arrays, wider)
     library.jpeg_mem_dest(ctypes.byref(target), ctypes.byref(output), ctypes.byref(size))
     library.jpeg_copy_critical_parameters(ctypes.byref(source), ctypes.byref(target))
-    target.image_width = (-(-width // mcu) + added) * mcu if added else width
     # As the source has them, since decoders guess colours from what is there and what is not.
     target.write_JFIF_header = source.saw_JFIF_marker
     target.write_Adobe_marker = source.saw_Adobe_marker
-    target.optimize_coding, target.restart_interval = int(optimize), interval
+    target.optimize_coding = int(optimize)
+    target.restart_interval = _interval(source, max_segments)
     library.jpeg_write_coefficients(ctypes.byref(target), arrays)
     library.jpeg_finish_compress(ctypes.byref(target))
     library.jpeg_finish_decompress(ctypes.byref(source))
-    return ctypes.string_at(output, size.value), width
+    return ctypes.string_at(output, size.value)
   finally:
     library.jpeg_destroy_compress(ctypes.byref(target))
     library.jpeg_destroy_decompress(ctypes.byref(source))
@@ -266,57 +239,11 @@ def _components(source: _Decompress) -> list[_Component]:
   return list((_Component * source.num_components).from_address(source.comp_info))
 
 
-def _plan(source: _Decompress) -> tuple[int, int, int]:
-  """MCUs a segment, MCUs to add to each row, and an MCU's width in pixels."""
+def _interval(source: _Decompress, max_segments: int) -> int:
   components = _components(source)
-  if len(components) == 1:
-    across, may_pad = 1, True
-  else:
-    across = max(part.h_samp_factor for part in components)
-    # In a wider frame the last column of chroma gets a neighbour on its right, which a decoder
-    # that interpolates by two uses for every other pixel: the last one of an even width.
-    halved = any(part.h_samp_factor * 2 == across for part in components)
-    may_pad = not halved or source.image_width % 2 == 1
-  mcu = 8 * across
-  interval, added = padding(-(-source.image_width // mcu), mcu, may_pad)
-  return interval, added, mcu
-
-
-def _request(source: _Decompress, added: int, mcu: int) -> list[tuple[int, int, int, int]]:
-  """Empty arrays of blocks, `added` MCUs wider: (array, row length, rows, real row length)."""
-  memory = _Memory.from_address(source.mem)
-  request = _REQUEST(memory.request_virt_barray)
-  components = _components(source)
-  single = len(components) == 1
-  down = max(part.v_samp_factor for part in components)
-  num_mcus = -(-source.image_width // mcu)
-  arrays = []
-  for part in components:
-    across = 1 if single else part.h_samp_factor
-    columns = (num_mcus + added) * across
-    mcu_rows = -(-source.image_height // (8 * down))
-    rows = mcu_rows * part.v_samp_factor
-    array = request(ctypes.addressof(source), _POOL_IMAGE, 1, columns, rows, part.v_samp_factor)
-    arrays.append((array, columns, rows, num_mcus * across))
-  return arrays
-
-
-def _copy(source: _Decompress, arrays: Any, wider: list[tuple[int, int, int, int]]) -> ctypes.Array:
-  """Fills the wider arrays: the image's blocks, then ones that cost next to nothing to code."""
-  access = _ACCESS(_Memory.from_address(source.mem).access_virt_barray)
-  context = ctypes.addressof(source)
-  for part, old, (new, columns, rows, real) in zip(_components(source), arrays, wider):
-    group = part.v_samp_factor
-    for row in range(rows):
-      # One row at a time: libjpeg's arrays may swap to disk.
-      origin = access(context, old, row, 1, 0)[0]
-      goal = access(context, new, row, 1, 1)[0]
-      ctypes.memmove(goal, origin, real * _BLOCK_BYTES)
-    for first in range(0, rows, group):
-      # A constant block with the value of the last one coded before it.
-      last = access(context, new, first + group - 1, 1, 0)[0] + (real - 1) * _BLOCK_BYTES
-      block = ctypes.string_at(last, 2) + bytes(_BLOCK_BYTES - 2)
-      for row in range(first, first + group):
-        goal = access(context, new, row, 1, 1)[0]
-        ctypes.memmove(goal + real * _BLOCK_BYTES, block * (columns - real), (columns - real) * 128)
-  return (_POINTER * len(wider))(*(array for array, *_ in wider))
+  across, down = 8, 8
+  if len(components) > 1:  # one component is never interleaved: its MCU is a block
+    across *= max(part.h_samp_factor for part in components)
+    down *= max(part.v_samp_factor for part in components)
+  num_mcus, num_rows = -(-source.image_width // across), -(-source.image_height // down)
+  return interval(num_mcus, across, num_rows, max_segments)

@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import ctypes
-import dataclasses
 import io
 from pathlib import Path
 import re
@@ -15,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from hpm.errors import DataError
-from hpm.pipelines import jpeg_recoder, jpeg_segments, jpeg_transcode, records
+from hpm.pipelines import indexed_jpeg, jpeg_recoder, jpeg_transcode
 from tests.pipelines import data
 
 DOCUMENT = Path(__file__).parents[2] / 'docs' / 'indexed_jpeg.md'
@@ -60,10 +59,14 @@ def whole_pixels(jpeg: bytes) -> np.ndarray:
   return tf.image.decode_jpeg(jpeg, channels=3, dct_method='INTEGER_ACCURATE').numpy()
 
 
-def crop(segments, window) -> np.ndarray:
-  jpeg, top, left = jpeg_segments.assemble(
-    segments.header, segments.layout, segments.lengths, segments.scan, window
-  )
+def recode(recoder, original: bytes) -> bytes:
+  indexed, reason = recoder.recode(original)
+  assert indexed is not None and not reason, reason
+  return indexed
+
+
+def crop(indexed: bytes, window) -> np.ndarray:
+  jpeg, top, left = indexed_jpeg.assemble(indexed, window)
   return whole_pixels(jpeg)[top : top + window[2], left : left + window[3]]
 
 
@@ -87,7 +90,12 @@ def coefficients(jpeg: bytes) -> list[np.ndarray]:
   library.jpeg_mem_src(ctypes.byref(source), jpeg, ctypes.c_ulong(len(jpeg)))
   library.jpeg_read_header(ctypes.byref(source), 1)
   arrays = library.jpeg_read_coefficients(ctypes.byref(source))
-  access = t._ACCESS(t._Memory.from_address(source.mem).access_virt_barray)
+  # access_virt_barray is the ninth function of the memory manager.
+  kind = ctypes.CFUNCTYPE(
+    ctypes.POINTER(ctypes.c_void_p),
+    *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint, ctypes.c_int),
+  )
+  access = kind(ctypes.c_void_p.from_address(source.mem + 8 * 8).value)
   result = []
   for part, array in zip(t._components(source), arrays):
     rows = [
@@ -107,9 +115,7 @@ def coefficients(jpeg: bytes) -> list[np.ndarray]:
 def test_crops_equal_those_of_the_original(recoder, kind, size):
   width, height = size
   original = data.image_bytes(width, height, **KINDS[kind])
-  segments = recoder.recode(original)
-  assert isinstance(segments, jpeg_segments.Segments), segments
-  pixels = whole_pixels(original)
+  segments, pixels = recode(recoder, original), whole_pixels(original)
   rng = np.random.default_rng(width)
   for window in [(0, 0, height, width), *(random_window(rng, height, width) for _ in range(12))]:
     np.testing.assert_array_equal(crop(segments, window), expected(pixels, window), str(window))
@@ -120,7 +126,7 @@ def test_crops_equal_those_of_the_original(recoder, kind, size):
 def test_every_narrow_window_is_exact(recoder, width, subsampling):
   # Decoders treat images of few columns of chroma, and those at an edge, in another way.
   original = data.image_bytes(width, 20, subsampling=subsampling)
-  segments, pixels = recoder.recode(original), whole_pixels(original)
+  segments, pixels = recode(recoder, original), whole_pixels(original)
   for left in range(width):
     for columns in {1, 2, 3, width - left} & set(range(1, width - left + 1)):
       window = (3, left, 5, columns)
@@ -143,7 +149,7 @@ def test_any_size_and_any_window(
   original = data.image_bytes(
     width, height, subsampling=subsampling, mode=mode, progressive=progressive, quality=quality
   )
-  segments, pixels = recoder.recode(original), whole_pixels(original)
+  segments, pixels = recode(recoder, original), whole_pixels(original)
   rng = np.random.default_rng(seed)
   for window in (random_window(rng, height, width) for _ in range(8)):
     np.testing.assert_array_equal(crop(segments, window), expected(pixels, window), str(window))
@@ -151,61 +157,55 @@ def test_any_size_and_any_window(
 
 @pytest.mark.parametrize('kind', KINDS)
 def test_the_coefficients_are_those_of_the_original(recoder, kind):
-  # 376 pixels of 4:4:4 are 47 MCUs, where blank ones are added.
   original = data.image_bytes(376, 50, **KINDS[kind])
-  segments = recoder.recode(original)
-  restored = recoder.restore(segments)
-  assert Image.open(io.BytesIO(restored)).size == (376, 50)
-  wanted = coefficients(original)
-  for found, value in zip(coefficients(restored), wanted, strict=True):
-    np.testing.assert_array_equal(found, value)
-  for found, value in zip(coefficients(jpeg_segments.whole(segments)), wanted, strict=True):
-    if value.ndim == 3:
-      found = found[:, : value.shape[1]]
-    np.testing.assert_array_equal(found, value)
+  indexed = recode(recoder, original)
+  for jpeg in (indexed, indexed_jpeg.without_index(indexed)):
+    for found, wanted in zip(coefficients(jpeg), coefficients(original), strict=True):
+      np.testing.assert_array_equal(found, wanted)
 
 
-def test_a_prime_row_gets_blank_mcus_where_no_pixel_can_tell(recoder):
-  def layout(width, **options):
-    return recoder.recode(data.image_bytes(width, 20, **options)).layout
+@pytest.mark.parametrize('kind', KINDS)
+def test_to_others_it_is_the_same_jpeg(recoder, kind):
+  original = data.image_bytes(163, 70, **KINDS[kind])
+  indexed = recode(recoder, original)
+  np.testing.assert_array_equal(whole_pixels(indexed), whole_pixels(original))
+  np.testing.assert_array_equal(
+    whole_pixels(indexed_jpeg.without_index(indexed)), whole_pixels(original)
+  )
+  np.testing.assert_array_equal(Image.open(io.BytesIO(indexed)), Image.open(io.BytesIO(original)))
+  assert tf.image.extract_jpeg_shape(indexed).numpy()[:2].tolist() == [70, 163]
 
-  assert layout(376, subsampling=0)[3:7] == (376, 384, 8, 64)  # 47 MCUs
-  assert layout(463, subsampling=2)[3:7] == (463, 480, 16, 80)  # 29 MCUs, odd width
-  assert layout(464, subsampling=2)[3:7] == (464, 464, 16, 16)  # even: the last column could tell
-  assert layout(500, subsampling=2)[3:7] == (500, 500, 16, 64)
+
+def test_segments_are_near_64_pixels_wide(recoder):
+  def across(width, **options):
+    return indexed_jpeg.layout(recode(recoder, data.image_bytes(width, 20, **options))).across
+
+  assert across(500, subsampling=2) == 64
+  assert across(500, subsampling=0) == 72  # 63 MCUs
+  assert across(464, subsampling=2) == 16  # 29 MCUs
+  assert across(376, subsampling=0) == 376  # 47 MCUs, and 8 pixels would cost too many bytes
+  assert across(90, subsampling=2) == 96
 
 
-def test_segments_cost_few_bytes(recoder):
-  # At ImageNet's usual size and quality; the features' names come on top, once an image.
+def test_an_index_costs_few_bytes(recoder):
+  # At ImageNet's usual size and quality, where tables made for the image pay for it.
   for subsampling in (0, 2):
     original = data.image_bytes(500, 375, subsampling=subsampling, quality=92)
-    segments = recoder.recode(original)
-    size = len(segments.header) + len(segments.scan) + 2 * len(segments.lengths)
-    assert size < 1.02 * len(original)
+    assert len(recode(recoder, original)) < 1.02 * len(original)
 
 
 @pytest.mark.parametrize('kind', [*KINDS, 'PNG'])
-def test_the_reader_of_the_document_agrees(recoder, reader, tmp_path, kind):
+def test_the_reader_of_the_document_agrees(recoder, reader, kind):
   options = {'form': 'PNG'} if kind == 'PNG' else KINDS[kind]
   original = data.image_bytes(163, 70, **options)
-  segments = recoder.recode(original)
-  features = {'image/encoded': original} if kind == 'PNG' else segments.features()
-  path = str(tmp_path / 'shard')
-  records.write_records(path, [records.encode_example(features | {'image/class/label': 7})])
-  (found,) = reader['read'](path)
-  assert found['image/class/label'] == [7]
+  encoded = original if kind == 'PNG' else recode(recoder, original)
   pixels = reader['pixels'](original)
   rng = np.random.default_rng(3)
   for window in (random_window(rng, 70, 163) for _ in range(10)):
-    np.testing.assert_array_equal(reader['decode'](found, *window), expected(pixels, window))
+    np.testing.assert_array_equal(reader['decode'](encoded, *window), expected(pixels, window))
     if kind != 'PNG':
-      jpeg, top, left = jpeg_segments.assemble(
-        segments.header, segments.layout, segments.lengths, segments.scan, window
-      )
-      moved = (top, left, *window[2:])
-      np.testing.assert_array_equal(
-        expected(reader['pixels'](jpeg), moved), expected(pixels, window)
-      )
+      jpeg, top, left = indexed_jpeg.assemble(encoded, window)
+      assert (jpeg, top, left) == reader['cut'](encoded, *window)
 
 
 def broken_files() -> dict[str, bytes]:
@@ -229,25 +229,22 @@ def broken_files() -> dict[str, bytes]:
 
 @pytest.mark.parametrize('name', broken_files())
 def test_what_cannot_be_recoded_is_refused_in_a_line(recoder, name):
-  reason = recoder.recode(broken_files()[name])
-  assert isinstance(reason, str) and reason and '\n' not in reason
-  # and the recoder goes on
-  assert isinstance(recoder.recode(data.image_bytes()), jpeg_segments.Segments)
+  indexed, reason = recoder.recode(broken_files()[name])
+  assert indexed is None and reason and '\n' not in reason
+  recode(recoder, data.image_bytes())  # the recoder goes on
 
 
 def test_a_death_of_libjpeg_ends_neither_recoder_nor_process(recoder):
   # Sampling factors of more blocks than a scan may interleave: libjpeg's error exit.
   good = data.image_bytes(200, 150, subsampling=0)
-  frame = good.index(b'\xff\xc0')
-  factors = bytearray(good)
+  factors, frame = bytearray(good), good.index(b'\xff\xc0')
   for component in range(3):
     factors[frame + 11 + 3 * component] = 0x22
-  reason = recoder.recode(bytes(factors))
-  assert isinstance(reason, str), reason
-  assert isinstance(recoder.recode(good), jpeg_segments.Segments)
+  assert recoder.recode(bytes(factors))[0] is None
+  recode(recoder, good)
   recoder._child.kill()
   recoder._child.wait()
-  assert isinstance(recoder.recode(good), jpeg_segments.Segments)
+  recode(recoder, good)
 
 
 def test_threads_have_recoders_of_their_own():
@@ -255,18 +252,17 @@ def test_threads_have_recoders_of_their_own():
 
   def work(part):
     with jpeg_recoder.Recoder(optimize=False) as child:
-      return [child.recode(original) for original in part]
+      return [recode(child, original) for original in part]
 
   with concurrent.futures.ThreadPoolExecutor(2) as pool:
     first, second = pool.map(work, [originals[::2], originals[1::2]])
-  assert [s.layout[3] for pair in zip(first, second) for s in pair] == list(range(100, 108))
+  widths = [indexed_jpeg.layout(indexed).width for pair in zip(first, second) for indexed in pair]
+  assert widths == list(range(100, 108))
 
 
-def test_damaged_segments_are_noticed_when_restored(recoder):
-  segments = recoder.recode(data.image_bytes(200, 150, quality=95))
-  for damage in ({'header': segments.header[:100]}, {'scan': segments.scan[:500]}):
-    with pytest.raises(DataError, match='cannot be restored'):
-      recoder.restore(dataclasses.replace(segments, **damage))
+def test_an_indexed_jpeg_may_be_indexed_again(recoder):
+  once = recode(recoder, data.image_bytes(200, 150))
+  assert recode(recoder, once) == once
 
 
 def test_pillow_is_asked_for(monkeypatch):
@@ -276,29 +272,34 @@ def test_pillow_is_asked_for(monkeypatch):
 
 
 @pytest.mark.parametrize('damage', ['no markers', 'two scans', 'uneven'])
-def test_split_takes_nothing_but_even_segments(damage):
+def test_an_index_needs_even_segments(damage):
   jpeg = {
     'no markers': data.image_bytes(),
     'two scans': data.image_bytes(progressive=True),
     'uneven': data.image_bytes(120, 90, restart_marker_blocks=3),
   }[damage]
   with pytest.raises(DataError):
-    jpeg_segments.split(jpeg)
+    indexed_jpeg.add_index(jpeg)
 
 
 @pytest.mark.parametrize(
-  ('num_mcus', 'mcu', 'may_pad', 'result'),
+  ('num_mcus', 'mcu_width', 'result'),
   [
-    (32, 16, False, (4, 0)),
-    (21, 16, False, (3, 0)),
-    (6, 16, False, (6, 0)),
-    (29, 16, False, (1, 0)),
-    (29, 16, True, (5, 1)),
-    (47, 8, True, (8, 1)),
-    (63, 8, True, (9, 0)),
-    (12, 8, True, (12, 0)),
-    (1, 32, True, (1, 0)),
+    (32, 16, 4),
+    (21, 16, 3),
+    (6, 16, 6),
+    (29, 16, 1),
+    (47, 8, 47),
+    (63, 8, 9),
+    (12, 8, 12),
+    (3, 32, 3),
   ],
 )
-def test_rows_are_cut_near_64_pixels(num_mcus, mcu, may_pad, result):
-  assert jpeg_transcode.padding(num_mcus, mcu, may_pad) == result
+def test_rows_are_cut_near_64_pixels(num_mcus, mcu_width, result):
+  assert jpeg_transcode.interval(num_mcus, mcu_width, 10, 32000) == result
+
+
+def test_large_images_get_longer_segments():
+  assert jpeg_transcode.interval(960, 8, 540, 1_000_000) == 8
+  assert jpeg_transcode.interval(960, 8, 540, indexed_jpeg.MAX_SEGMENTS) == 960
+  assert jpeg_transcode.interval(500, 8, 600, indexed_jpeg.MAX_SEGMENTS) == 10
