@@ -14,6 +14,7 @@ from hpm import errors
 
 # name -> (module, what it does)
 COMMANDS = {
+  'index': ('hpm.pipelines.index', "write or check the index files that DALI's reader needs"),
   'sample': ('hpm.pipelines.sample', 'write a small data set of real photographs'),
 }
 

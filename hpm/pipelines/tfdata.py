@@ -134,6 +134,8 @@ class TfDataPipeline(base.Pipeline):
         f'bad_records={bad_records!r} with an image_size that changes by epoch: what is left out '
         "would mix sizes in a batch; give one size, or bad_records='fail'"
       )
+    if use_bbox and not source.has_boxes:
+      raise UsageError(f'use_bbox: {source.origin} has no boxes')
     self._order.files(len(source.files))  # refuses fewer files than workers
     self._check(policy)
 
@@ -267,7 +269,9 @@ class TfDataPipeline(base.Pipeline):
     """(whether it went well, position, id, item, what `_decode` gives, or zeros)."""
     one = tf.data.Dataset.from_tensors((position, ident, item)).map(self._decode)
     good = one.ignore_errors(log_warning=False).map(lambda *sample: (True, sample))
-    blank = tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), one.element_spec)
+    blank = tf.nest.map_structure(
+      lambda spec: tf.zeros([side or 0 for side in spec.shape], spec.dtype), one.element_spec
+    )
     either = good.concatenate(tf.data.Dataset.from_tensors((False, blank))).take(1)
     went_well, sample = either.get_single_element()
     return went_well, position, ident, item, sample
