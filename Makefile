@@ -11,6 +11,8 @@ PYTEST_FLAGS ?=
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+DALI := .venv/.dali
+DALI_PLUGIN := nvidia-dali-tf-plugin-cuda120==2.4.0
 SAMPLE := .data/sample
 
 # What must agree before anything else is worth testing: every manager and all-reduce, and parity
@@ -18,12 +20,13 @@ SAMPLE := .data/sample
 FIRST := $(wildcard tests/variable_mgr tests/parity)
 PYTEST := TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python -m pytest -q $(PYTEST_FLAGS)
 
-.PHONY: help run test test-all lint format lock clean
+.PHONY: help run dali test test-all lint format lock clean
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
 help:
 	@echo 'make run       train ResNet-50 on sample photographs; more flags: RUN_FLAGS=...'
+	@echo 'make dali      install NVIDIA DALI and its plugin for TensorFlow (510 MB); tests do it too'
 	@echo 'make test      aggregation and parity first, then all other tests; under 10 minutes'
 	@echo 'make test-all  the same with the long tests (minutes, and a download of TensorFlow)'
 	@echo 'make lint      ruff (rules and format) on everything, mypy on hpm/'
@@ -35,11 +38,13 @@ run: $(SAMPLE)/.complete
 	@$(BIN)/python benchmarks/run.py --variable_update=replicated --data_dir=$(SAMPLE) \
 	  --model=resnet50 --result_json=results/run.json $(RUN_FLAGS)
 
-test: $(INSTALLED)
+dali: $(DALI)
+
+test: $(INSTALLED) $(DALI)
 	@$(if $(FIRST),$(PYTEST) -x $(FIRST))
 	@$(PYTEST) tests $(addprefix --ignore=,$(FIRST))
 
-test-all: $(INSTALLED)
+test-all: $(INSTALLED) $(DALI)
 	@$(if $(FIRST),$(PYTEST) -m '' -x $(FIRST))
 	@$(PYTEST) -m '' tests $(addprefix --ignore=,$(FIRST))
 
@@ -48,11 +53,14 @@ lint: $(INSTALLED)
 	@$(BIN)/ruff format --check --quiet
 	@$(BIN)/mypy
 
-# The pins that MODULE.bazel builds with: what .venv holds now.
+# The pins that MODULE.bazel builds with: what .venv holds now, without DALI.
+DALI_PACKAGES := nvidia-dali-cuda120 nvidia-dali-tf-plugin-cuda120 nvidia-libnvcomp-cu12 \
+  nvidia-nvimgcodec-cu12 nvidia-nvjpeg-cu12 nvidia-nvjpeg2k-cu12 nvidia-nvtiff-cu12 nvtx makefun \
+  libcst
 lock: $(INSTALLED)
 	@{ echo '# Written by `make lock`, read by MODULE.bazel; requirements belong into setup.py.'; \
 	  $(BIN)/python -m pip list --format=freeze --disable-pip-version-check \
-	    --exclude hpm --exclude pip; } > requirements_lock.txt
+	    --exclude hpm --exclude pip $(DALI_PACKAGES:%=--exclude %); } > requirements_lock.txt
 
 format: $(INSTALLED)
 	@$(BIN)/ruff check --fix --quiet
@@ -83,5 +91,29 @@ $(INSTALLED): setup.py pyproject.toml
 	@$(BIN)/python -m pip list --format=freeze --disable-pip-version-check | tr '\n' ' ' \
 	  | fold -s -w 100; echo
 	@echo "Installed: $$(ls -d .venv/lib/python*/site-packages/*.dist-info | wc -l) packages," \
+	  "$$(du -sm .venv | cut -f 1) MiB in .venv"
+	@touch $@
+
+# The plugin comes as source that compiles against TensorFlow, with a library for TensorFlow 2.21
+# beside it. Its installer takes that library if it loads within ten seconds, and otherwise wants a
+# compiler and CUDA's headers; where that fails as well, the library is put where it belongs.
+$(DALI): setup.py | $(INSTALLED)
+	@echo 'Installing NVIDIA DALI into .venv, a download of 510 MB ...'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[test,dali]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-build-isolation \
+	  $(DALI_PLUGIN) >.venv/dali_plugin.log 2>&1 || { rm -rf .venv/dali_plugin; set -e; \
+	  $(BIN)/python -m pip download -qq --disable-pip-version-check --no-deps --no-binary :all: \
+	    --no-build-isolation -d .venv/dali_plugin $(DALI_PLUGIN); \
+	  tar -xzf .venv/dali_plugin/*.tar.gz -C .venv/dali_plugin --strip-components=1; \
+	  to=$$($(BIN)/python -c 'import nvidia.dali as d, os; print(os.path.dirname(d.__path__[0]))'); \
+	  mkdir -p $$to/dali_tf_plugin; \
+	  cp .venv/dali_plugin/nvidia/dali_tf_plugin/*.py .venv/dali_plugin/prebuilt/libdali_tf_2_21.so \
+	    $$to/dali_tf_plugin; rm -rf .venv/dali_plugin; }
+	@CUDA_VISIBLE_DEVICES=-1 TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python -c \
+	  'from nvidia.dali.plugin import tf; tf.experimental.DALIDatasetWithInputs' 2>.venv/dali.log || { \
+	  tail -n 5 .venv/dali_plugin.log .venv/dali.log >&2; \
+	  echo "make: DALI's plugin for TensorFlow does not load (above); everything but its tests works" \
+	    'without it' >&2; exit 1; }
+	@echo "Installed: DALI $$($(BIN)/python -c 'import nvidia.dali as d; print(d.__version__)')," \
 	  "$$(du -sm .venv | cut -f 1) MiB in .venv"
 	@touch $@

@@ -48,12 +48,12 @@ setup(
   ],
   extras_require={
     'gpu': ['tensorflow[and-cuda]>=2.21,<2.22'],
-    # DALI's own TensorFlow plugin compiles against an installed TensorFlow, which an extra
-    # can't order; after this extra:
-    #   pip install --no-build-isolation 'nvidia-dali-tf-plugin-cuda120>=2.4,<2.5'
-    # cuda120 because TensorFlow 2.21 pins CUDA 12; the version because DALI's random crops
-    # differ between releases.
-    'dali': ['nvidia-dali-cuda120>=2.4,<2.5'],
+    # cuda120 because TensorFlow 2.21 pins CUDA 12; this version because its pixels are compared
+    # with TensorFlow's. Its plugin for TensorFlow needs an installed TensorFlow to be built, which
+    # an extra can't order; `make dali` installs both, or after this extra:
+    #   pip install --no-build-isolation nvidia-dali-tf-plugin-cuda120==2.4.0
+    # Without the plugin, batches come into TensorFlow through Python.
+    'dali': ['nvidia-dali-cuda120==2.4.0'],
     'report': ['matplotlib'],
     # To read `.pth` files, and to hold networks to torchvision's. TensorFlow and torchvision crash
     # in one process; the tests keep them apart, and take another Python, too (TORCH_PYTHON).
