@@ -5,14 +5,18 @@ from __future__ import annotations  # hpm.TrainStep in a signature would import 
 from collections.abc import Iterator
 import itertools
 import math
+import statistics
 import time
 from typing import Any, NamedTuple
 
-from benchmarks import progress, speed
+from benchmarks import machine, progress, speed
 import hpm
 from hpm.errors import DataError
 
-__all__ = ['RunError', 'Step', 'evaluate', 'measure', 'say', 'watched']
+__all__ = ['Lines', 'RunError', 'Step', 'evaluate', 'measure', 'report', 'say', 'watched']
+
+_DRIFT = 0.05  # share of the step time from which a drift is worth a warning
+_OTHER_LOAD = 0.1  # share of the cores
 
 
 class RunError(RuntimeError):
@@ -20,12 +24,30 @@ class RunError(RuntimeError):
 
 
 class Step(NamedTuple):
-  """A finished step: its time, its images on all devices, their mean loss, what it reported."""
+  """A finished step.
+
+  Attributes:
+    seconds: its time; of several steps in one call, the mean of theirs.
+    images: on all devices.
+    loss: mean over them.
+    metrics: what the step reported.
+    settled: whether the variables are those after this step: not within a call of several.
+  """
 
   seconds: float
   images: int
   loss: float
   metrics: Any
+  settled: bool = True
+
+
+class Lines(NamedTuple):
+  """What the step lines look like: see `benchmarks.flags.lines`."""
+
+  every: int
+  loss: str = 'total_loss'
+  accuracies: bool = False
+  ewma: float | None = None
 
 
 def watched(
@@ -33,6 +55,9 @@ def watched(
   pipeline: hpm.pipelines.Pipeline,
   num_steps: int | None,
   position: int = 0,
+  *,
+  steps_per_call: int = 1,
+  private_threads: int | None = None,
 ) -> Iterator[Step]:
   """Runs, waits for and times each step; says in one line what the data or the loss do wrong.
 
@@ -41,41 +66,53 @@ def watched(
     pipeline: where its batches come from.
     num_steps: None runs to the end of the data.
     position: samples that earlier runs have consumed.
+    steps_per_call: see `hpm.TrainStep.run`.
+    private_threads: that the pipeline's dataset gets for itself.
   """
   import tensorflow as tf
 
   from hpm.pipelines.synthetic import SyntheticPipeline
 
   inference = isinstance(step, hpm.EvalStep)
-  running = step.run(pipeline.dataset(), num_steps)
-  for number in itertools.count(1):
+  dataset = pipeline.dataset()
+  if private_threads is not None:
+    threads = tf.data.Options()
+    threads.threading.private_threadpool_size = private_threads
+    dataset = dataset.with_options(threads)
+  running = step.run(dataset, num_steps, steps_per_call)
+  number = 1
+  while True:
     begun = time.perf_counter()
     try:
-      metrics = next(running, None)
-      if metrics is None:
-        return
-      images, loss = int(metrics.num_samples), float(metrics.loss)
+      results = list(itertools.islice(running, steps_per_call))
+      values = [(int(metrics.num_samples), float(metrics.loss)) for metrics in results]
     except tf.errors.ResourceExhaustedError as error:
       raise RunError(f'out of memory in step {number}: lower --batch_size') from error
     except tf.errors.OpError as error:
       if isinstance(pipeline, SyntheticPipeline):  # the fault can't be the data's
         raise
       raise pipeline.explain(error, position) from error
-    seconds = time.perf_counter() - begun
-    if inference:  # it reports sums
-      loss /= max(images, 1)
-    if not math.isfinite(loss):
-      cause = 'the weights have overflowed' if inference else 'lower --init_learning_rate'
-      raise RunError(f'the loss is {loss} in step {number} of this run (warm-up included): {cause}')
-    position += images
-    yield Step(seconds, images, loss, metrics)
+    if not results:
+      return
+    seconds = (time.perf_counter() - begun) / len(results)
+    for metrics, (images, loss) in zip(results, values, strict=True):
+      if inference:  # it reports sums
+        loss /= max(images, 1)
+      if not math.isfinite(loss):
+        cause = 'the weights have overflowed' if inference else 'lower --init_learning_rate'
+        raise RunError(
+          f'the loss is {loss} in step {number} of this run (warm-up included): {cause}'
+        )
+      position += images
+      number += 1
+      yield Step(seconds, images, loss, metrics, metrics is results[-1])
 
 
 def measure(
   steps: Iterator[Step],
   num_warmup: int,
   num_timed: int,
-  display_every: int,
+  lines: Lines,
   record: dict[str, Any],
   started: float,
 ) -> None:
@@ -85,14 +122,15 @@ def measure(
     steps: from `watched`; they may end early.
     num_warmup: how many of them aren't timed.
     num_timed: how many follow, for the progress bar.
-    display_every: a line every so many timed steps.
+    lines: what is printed.
     record: gets the throughput and what belongs to it.
     started: when the run did, by `time.perf_counter`.
 
   Raises:
     DataError: nothing was left to be timed.
   """
-  timed = speed.Speed()
+  timed, losses, skipped = speed.Speed(lines.ewma), [], 0
+  record['num_warmup_steps'] = num_warmup
   with progress.bar('steps', num_warmup + num_timed) as advance:
     if num_warmup:
       say('Running warm up')
@@ -100,22 +138,26 @@ def measure(
         note_first(record, step, started)
         advance()
       say('Done warm up')
-    say(speed.TITLE)
-    cpu_before, begun = time.process_time(), time.perf_counter()
+    say(speed.title(lines.loss, lines.accuracies))
+    clock = _Clock()
     for number, step in enumerate(steps, 1):
       note_first(record, step, started)
       timed.add(step.seconds, step.images)
-      if number == 1 or number % display_every == 0:
-        say(timed.line(number, step.loss))
+      losses.append(step.loss)
+      skipped += not getattr(step.metrics, 'finite', True)
+      if number == 1 or number % lines.every == 0:
+        say(timed.line(number, step.loss, _accuracies(step) if lines.accuracies else ()))
       advance()
-      wall, cpu = time.perf_counter() - begun, time.process_time() - cpu_before
+      clock.stop()
   if not timed.seconds:
     raise DataError(
       'the data ended before the first timed step, so nothing was measured: '
       'lower --num_warmup_batches or --batch_size'
     )
-  report(record, timed, wall, cpu)
-  record['last_loss'] = step.loss
+  report(record, timed, clock)
+  record |= {'losses': losses, 'last_loss': losses[-1]}
+  if hasattr(step.metrics, 'loss_scale'):
+    record |= {'loss_scale': float(step.metrics.loss_scale), 'skipped_steps': int(skipped)}
 
 
 def evaluate(
@@ -130,7 +172,8 @@ def evaluate(
   Args:
     steps: from `watched`, of an `EvalStep`.
     num_steps: how many they are, for the progress bar; None if it isn't known.
-    display_every, record, started: as for `measure`.
+    display_every: a line every so many steps.
+    record, started: as for `measure`.
   """
   timed = speed.Speed()
   totals = [0.0, 0, 0, 0]
@@ -139,13 +182,13 @@ def evaluate(
       note_first(record, step, started)
       totals = [total + value.numpy() for total, value in zip(totals, step.metrics, strict=True)]
       if number == 1:  # the one that traces and compiles
-        cpu_before, begun = time.process_time(), time.perf_counter()
+        clock = _Clock()
       else:
         timed.add(step.seconds, step.images)
       if timed.seconds and number % display_every == 0:
         say(f'{number}\t{timed.mean:.1f} examples/sec')
       advance()
-      wall, cpu = time.perf_counter() - begun, time.process_time() - cpu_before
+      clock.stop()
   loss, top_1, top_5, images = totals
   record['accuracy'] = {
     'top_1': float(top_1 / images),
@@ -157,7 +200,7 @@ def evaluate(
     f'Accuracy @ 1 = {top_1 / images:.4f} Accuracy @ 5 = {top_5 / images:.4f} [{images} examples]'
   )
   if timed.seconds:
-    report(record, timed, wall, cpu)
+    report(record, timed, clock)
   else:
     say('One step, which traced and compiled: no throughput')
 
@@ -168,23 +211,81 @@ def note_first(record: dict[str, Any], step: Step, started: float) -> None:
   record.setdefault('first_loss', step.loss)
 
 
-def report(record: dict[str, Any], timed: speed.Speed, wall: float, cpu: float) -> None:
-  """Prints and keeps the throughput. `wall`, `cpu`: seconds of the timed loop."""
-  total = sum(timed.images) / wall
+def report(record: dict[str, Any], timed: speed.Speed, clock: _Clock) -> None:
+  """Prints and keeps the throughput, and what makes it doubtful."""
+  total = sum(timed.images) / clock.wall
   say(speed.summary(total))
+  record |= throughput(timed)
   record |= {
-    'images_per_second': timed.mean,
     'images_per_second_total': total,
+    'loop_wall_s': clock.wall,
+    'cpu_s': clock.cpu,
+  }
+  warnings = record.setdefault('warnings', [])
+  if clock.other is not None:
+    record['other_load_cores'] = clock.other
+    cores = record['machine']['cores']
+    if clock.other > _OTHER_LOAD * cores:
+      warnings.append(
+        f'other processes kept {clock.other:.1f} of {cores} cores busy: measure on a quiet machine'
+      )
+  drift = speed.drift(timed.seconds)
+  if drift is not None and abs(drift) > _DRIFT:
+    change = 'longer' if drift > 0 else 'less time'
+    warnings.append(
+      f'the last third of the timed steps took {abs(drift):.0%} {change} than the first: '
+      'measure longer, after a longer warm-up'
+    )
+  if record.get('num_warmup_steps') == 0 and record['mode'] != 'evaluation':
+    warnings.append('no warm-up: the first timed step traced and compiled')
+  for warning in warnings:
+    say(f'Warning: {warning}')
+
+
+def throughput(timed: speed.Speed) -> dict[str, Any]:
+  """What step times alone say."""
+  return {
+    'images_per_second': timed.mean,
     'images_per_second_median': timed.median,
+    'images_per_second_interval': speed.interval(timed.seconds, statistics.fmean(timed.images)),
     'standard_error': timed.standard_error,
     'jitter': timed.jitter,
     'step_seconds': timed.seconds,
     'step_images': timed.images,
-    'loop_wall_s': wall,
-    'cpu_s': cpu,
+    'step_seconds_mean': statistics.fmean(timed.seconds),
+    'step_seconds_median': statistics.median(timed.seconds),
+    'step_seconds_percentiles': speed.percentiles(timed.seconds),
   }
 
 
 def say(line: str) -> None:
   """One line for the user, at once even in a pipe."""
   print(line, flush=True)
+
+
+class _Clock:
+  """Time of a loop: of the wall, of this process on the CPU, of other processes.
+
+  Attributes:
+    wall, cpu: seconds from the start to the last `stop`.
+    other: cores that others kept busy; None where the system doesn't say.
+  """
+
+  def __init__(self) -> None:
+    self._load = machine.load()
+    self._cpu, self._wall = time.process_time(), time.perf_counter()
+    self.wall = self.cpu = 0.0
+
+  def stop(self) -> None:
+    self.wall = time.perf_counter() - self._wall
+    self.cpu = time.process_time() - self._cpu
+
+  @property
+  def other(self) -> float | None:
+    elapsed = time.perf_counter() - self._wall
+    return machine.other_load(self._load, machine.load(), elapsed)
+
+
+def _accuracies(step: Step) -> tuple[float, float]:
+  images = max(step.images, 1)
+  return int(step.metrics.top_1) / images, int(step.metrics.top_5) / images

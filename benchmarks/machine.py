@@ -1,16 +1,37 @@
 """What a measurement was made on and with; nothing that names the machine."""
 
+from collections.abc import Sequence
 from importlib import metadata
 import os
 from pathlib import Path
 import platform
 import resource
 import subprocess
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ['ONEDNN', 'describe', 'onednn', 'peak_rss_mib']
+__all__ = [
+  'ONEDNN',
+  'Load',
+  'build',
+  'describe',
+  'load',
+  'onednn',
+  'other_load',
+  'peak_gpu_mib',
+  'peak_rss_mib',
+]
 
 ONEDNN = 'TF_ENABLE_ONEDNN_OPTS'
+# Variables that change what TensorFlow and CUDA's libraries do, by their beginnings.
+_VARIABLES = ('TF_', 'XLA_', 'OMP_', 'KMP_', 'NCCL_', 'CUDA_', 'NVIDIA_', 'LD_PRELOAD', 'MALLOC_')
+_TICKS = os.sysconf('SC_CLK_TCK')
+
+
+class Load(NamedTuple):
+  """CPU seconds of the whole machine and of this process, at one moment."""
+
+  machine: float
+  process: float
 
 
 def describe() -> dict[str, Any]:
@@ -19,12 +40,45 @@ def describe() -> dict[str, Any]:
     'tensorflow': metadata.version('tensorflow'),
     'python': platform.python_version(),
     'numpy': metadata.version('numpy'),
+    'system': f'{platform.system()} {platform.release()}',
     'cpu': _cpu(),
     'cores': len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count(),
+    'memory_mib': _memory_mib(),
     'gpus': [],  # known once TensorFlow has started
+    'gpu_driver': None,
     'onednn': onednn(),
+    'environment': environment(),
     'git_revision': _revision(),
   }
+
+
+def environment() -> dict[str, str]:
+  """The variables that TensorFlow and CUDA's libraries read, as they are set."""
+  return {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_VARIABLES)}
+
+
+def build() -> dict[str, Any]:
+  """How the imported TensorFlow was built."""
+  import tensorflow as tf
+
+  info = tf.sysconfig.get_build_info()
+  names = ('cuda_version', 'cudnn_version', 'is_cuda_build', 'cpu_compiler')
+  return {
+    'version': tf.version.VERSION,
+    'git': tf.version.GIT_VERSION,
+    'compiler': tf.version.COMPILER_VERSION,
+    **{name: info[name] for name in names if name in info},
+  }
+
+
+def gpu_driver() -> str | None:
+  """The version of the NVIDIA driver; None without one."""
+  try:
+    text = Path('/proc/driver/nvidia/version').read_text()
+  except OSError:
+    return None
+  words = [word for word in text.split() if word[0].isdigit() and '.' in word]
+  return words[0] if words else None
 
 
 def onednn() -> str:
@@ -37,6 +91,36 @@ def peak_rss_mib() -> float:
   return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # Linux counts in KiB
 
 
+def peak_gpu_mib(devices: Sequence[str]) -> list[float]:
+  """The most memory in use on each of the GPUs among `devices`, in MiB."""
+  gpus = [device.removeprefix('/') for device in devices if 'GPU' in device]
+  if not gpus:
+    return []
+  import tensorflow as tf
+
+  return [tf.config.experimental.get_memory_info(gpu)['peak'] / 2**20 for gpu in gpus]
+
+
+def load() -> Load | None:
+  """CPU seconds until now; None where the system doesn't count them (not Linux)."""
+  try:
+    with open('/proc/stat') as file:
+      user, nice, system, _, _, irq, softirq, *_ = map(int, file.readline().split()[1:])
+  except (OSError, ValueError):
+    return None
+  times = os.times()
+  busy = (user + nice + system + irq + softirq) / _TICKS
+  return Load(busy, times.user + times.system)
+
+
+def other_load(before: Load | None, after: Load | None, wall_s: float) -> float | None:
+  """Cores that others kept busy, on average, between two moments."""
+  if before is None or after is None or wall_s <= 0:
+    return None
+  others = (after.machine - before.machine) - (after.process - before.process)
+  return max(0.0, others / wall_s)
+
+
 def _cpu() -> str:
   try:
     with open('/proc/cpuinfo') as file:
@@ -46,6 +130,10 @@ def _cpu() -> str:
   except OSError:
     pass
   return platform.processor() or platform.machine()
+
+
+def _memory_mib() -> int:
+  return os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') // 2**20
 
 
 def _revision() -> str | None:

@@ -4,59 +4,135 @@
   if result['status'] == 'ok':
     print(result['images_per_second'])
 
-A run that failed, or measured nothing, has a reason and no throughput.
+Only a run that ended well has a throughput; every other has a reason. The schema is `FIELDS`, and
+docs/results_schema.md is written from it: python -m benchmarks.results > docs/results_schema.md
 """
 
 from collections.abc import Mapping
 import json
 import math
-import os
-import tempfile
-from typing import Any
+from typing import Any, NamedTuple
 
+from benchmarks import files
 from hpm.errors import DataError
 
-__all__ = ['SCHEMA_VERSION', 'read', 'validate', 'write']
+__all__ = ['FIELDS', 'SCHEMA_VERSION', 'STATUSES', 'Field', 'document', 'read', 'validate', 'write']
 
-SCHEMA_VERSION = 1
+# 1: the first. 2: percentiles, interval, warnings, repeated runs, `status` stopped and finished.
+SCHEMA_VERSION = 2
 
-_NUMBER = (int, float)
-# Key -> types. `ALWAYS` stands in every result, `THROUGHPUT` in all that measured a speed.
-ALWAYS: dict[str, Any] = {
-  'schema_version': int,
-  'status': str,  # 'ok' or 'failed'
-  'mode': str,  # 'training', 'evaluation' or 'forward only'
-  'started_at': str,  # UTC, ISO 8601
-  'command': list,  # the arguments as given
-  'flags_given': dict,
-  'flags': dict,  # all of them, as in effect when the run ended
-  'machine': dict,  # see machine.describe
+STATUSES = {
+  'ok': 'measured, or evaluated',
+  'failed': 'ended by an error, see `reason`',
+  'stopped': 'ended by SIGTERM, after a checkpoint where there is a `--train_dir`',
+  'finished': 'nothing to do: the checkpoint has reached `--num_batches` or `--num_epochs`',
 }
-THROUGHPUT: dict[str, Any] = {
-  'images_per_second': _NUMBER,  # images over the seconds of the timed steps
-  'images_per_second_total': _NUMBER,  # images over the wall time of the loop
-  'images_per_second_median': _NUMBER,  # of the steps
-  'standard_error': _NUMBER,  # images/s
-  'jitter': _NUMBER,  # images/s
-  'step_seconds': list,
-  'step_images': list,
+
+
+class Field(NamedTuple):
+  """A key of the result.
+
+  Attributes:
+    kind: 'text', 'count', 'number', 'numbers' (a list), 'counts', 'texts', 'object', 'objects';
+      ending in '?' where null is a value.
+    group: 'always', 'throughput' (in all that measured a speed, and in no other) or 'optional'.
+    text: what it means, with its unit.
+  """
+
+  kind: str
+  group: str
+  text: str
+
+
+FIELDS = {
+  'schema_version': Field('count', 'always', f'{SCHEMA_VERSION}'),
+  'status': Field('text', 'always', ', '.join(f'`{name}`' for name in STATUSES)),
+  'reason': Field('text', 'optional', 'why there is no throughput; in all but `ok`'),
+  'mode': Field('text', 'always', '`training`, `evaluation` or `forward only`'),
+  'started_at': Field('text', 'always', 'UTC, ISO 8601'),
+  'command': Field('texts', 'always', 'the arguments as given'),
+  'flags_given': Field('object', 'always', 'flag to value, of those on the command line'),
+  'flags': Field('object', 'always', 'flag to value, of all flags, as in effect at the end'),
+  'machine': Field(
+    'object',
+    'always',
+    'versions of TensorFlow, Python and NumPy, `system`, `cpu`, `cores` (usable), `memory_mib`, '
+    '`gpus`, `gpu_driver`, `onednn`, `environment` (variables that TensorFlow and CUDA read), '
+    '`tensorflow_build`, `git_revision`',
+  ),
+  'model': Field('text', 'optional', ''),
+  'num_parameters': Field('count', 'optional', 'trainable values'),
+  'devices': Field('texts', 'optional', 'one a tower'),
+  'batch_size_per_device': Field('count', 'optional', ''),
+  'batch_size_global': Field('count', 'optional', ''),
+  'images_per_second': Field('number', 'throughput', 'images over the seconds of all timed steps'),
+  'images_per_second_total': Field(
+    'number',
+    'throughput',
+    'images over the wall time of the loop, what happens between steps '
+    'included; the `total images/sec` line',
+  ),
+  'images_per_second_median': Field('number', 'throughput', 'of the steps'),
+  'images_per_second_interval': Field(
+    'numbers?',
+    'throughput',
+    '95 % confidence, lower and upper end: from the steps, taken for '
+    'independent, or with `--num_runs` from the runs; null for a single one',
+  ),
+  'standard_error': Field('number', 'throughput', 'of the steps, images/s'),
+  'jitter': Field(
+    'number', 'throughput', '1.4826 * median absolute deviation of the steps, images/s'
+  ),
+  'step_seconds': Field('numbers', 'throughput', 'of each timed step'),
+  'step_images': Field('counts', 'throughput', 'of each timed step, on all devices'),
+  'step_seconds_mean': Field('number', 'throughput', ''),
+  'step_seconds_median': Field('number', 'throughput', ''),
+  'step_seconds_percentiles': Field(
+    'object', 'throughput', '`p5`, `p25`, `p50`, `p75`, `p95`, `p99`'
+  ),
+  'losses': Field('numbers', 'optional', 'of each timed step'),
+  'first_loss': Field('number', 'optional', 'of the first step of the run'),
+  'last_loss': Field('number', 'optional', 'of the last timed step'),
+  'loop_wall_s': Field('number', 'optional', 'of the timed loop'),
+  'cpu_s': Field('number', 'optional', 'of the process, in the timed loop'),
+  'other_load_cores': Field(
+    'number', 'optional', 'cores that other processes kept busy during the timed loop'
+  ),
+  'peak_rss_mib': Field('number', 'optional', 'most host memory of the process'),
+  'peak_gpu_mib': Field('numbers', 'optional', 'most memory in use, each GPU'),
+  'time_to_first_step_s': Field('number', 'optional', 'from the start of the benchmark'),
+  'num_warmup_steps': Field('count', 'optional', 'that were made and not timed'),
+  'skipped_steps': Field(
+    'count',
+    'optional',
+    'whose gradients were not finite, so that no variable changed (dynamic loss scale)',
+  ),
+  'loss_scale': Field('number', 'optional', 'of the last step'),
+  'skipped_records': Field('count', 'optional', 'that the pipeline left out'),
+  'warnings': Field('texts', 'optional', 'doubts about the measurement'),
+  'resumed_from': Field('text', 'optional', 'checkpoint'),
+  'checkpoint': Field('text', 'optional', 'the last one written'),
+  'accuracy': Field('object', 'optional', '`top_1`, `top_5`, `loss`, `num_samples`'),
+  'files': Field('object', 'optional', 'flag to path, of traces, profiles and graphs written'),
+  'runs': Field(
+    'objects',
+    'optional',
+    'with `--num_runs`: of each run `images_per_second`, '
+    '`images_per_second_total`, `num_steps`, `time_to_first_step_s`',
+  ),
+  'runs_spread': Field(
+    'object',
+    'optional',
+    'of the rates of the runs: `lowest`, `highest`, `standard_deviation` in images/s',
+  ),
 }
-OPTIONAL: dict[str, Any] = {
-  'reason': str,  # of the failure
-  'model': str,
-  'num_parameters': int,
-  'devices': list,
-  'batch_size_per_device': int,
-  'batch_size_global': int,
-  'time_to_first_step_s': _NUMBER,  # from the start of the program
-  'loop_wall_s': _NUMBER,
-  'cpu_s': _NUMBER,  # of the process, in the timed loop
-  'peak_rss_mib': _NUMBER,
-  'first_loss': _NUMBER,  # of the first step of all
-  'last_loss': _NUMBER,
-  'resumed_from': str,
-  'checkpoint': str,
-  'accuracy': dict,  # top_1, top_5, loss, num_samples
+THROUGHPUT = tuple(name for name, field in FIELDS.items() if field.group == 'throughput')
+
+_TYPES: dict[str, tuple[type, ...]] = {
+  'text': (str,),
+  'count': (int,),
+  'number': (int, float),
+  'object': (dict,),
 }
 
 
@@ -64,27 +140,18 @@ def validate(result: Mapping[str, Any]) -> None:
   """ValueError that names what is missing, unknown or of the wrong type."""
   if not isinstance(result, Mapping):
     raise ValueError(f'not an object but {type(result).__name__}')
-  known = {**ALWAYS, **THROUGHPUT, **OPTIONAL}
-  problems = [f'no {name}' for name in ALWAYS if name not in result]
-  problems += [f'unknown {name}' for name in result if name not in known]
-  for name, types in known.items():
-    value = result.get(name)
-    if name in result and (not isinstance(value, types) or isinstance(value, bool)):
-      problems.append(f'{name} is {value!r}')
-    elif isinstance(value, float) and not math.isfinite(value):
-      problems.append(f'{name} is {value}')
+  problems = [
+    f'no {name}' for name, f in FIELDS.items() if f.group == 'always' and name not in result
+  ]
+  problems += [f'unknown {name}' for name in result if name not in FIELDS]
+  problems += [
+    f'{name} is {_short(result[name])}'
+    for name, field in FIELDS.items()
+    if name in result and not _is(result[name], field.kind)
+  ]
   if result.get('schema_version') != SCHEMA_VERSION:
     problems.append(f'schema_version is not {SCHEMA_VERSION}')
-  measured = [name for name in THROUGHPUT if name in result]
-  if result.get('status') == 'failed':
-    problems += [f'{name} of a failed run' for name in measured]
-    problems += [] if result.get('reason') else ['no reason for the failure']
-  elif result.get('status') != 'ok':
-    problems.append(f'status {result.get("status")!r} is neither ok nor failed')
-  elif len(measured) < len(THROUGHPUT) and (measured or 'accuracy' not in result):
-    problems += [f'no {name}' for name in THROUGHPUT if name not in result]
-  elif measured and not len(result['step_seconds']) == len(result['step_images']) > 0:
-    problems.append('step_seconds and step_images do not fit')
+  problems += _status_problems(result)
   if problems:
     raise ValueError(f'not a valid result: {"; ".join(problems)}')
 
@@ -92,18 +159,7 @@ def validate(result: Mapping[str, Any]) -> None:
 def write(path: str, result: Mapping[str, Any]) -> None:
   """Writes a valid result; the file appears whole or not at all, and its directory is made."""
   validate(result)
-  directory = os.path.dirname(path) or '.'
-  os.makedirs(directory, exist_ok=True)
-  descriptor, scratch = tempfile.mkstemp(prefix='.writing-', dir=directory)
-  try:
-    with os.fdopen(descriptor, 'w') as file:
-      json.dump(result, file, indent=2, allow_nan=False)
-      file.write('\n')
-    os.chmod(scratch, 0o644)
-    os.replace(scratch, path)
-  except BaseException:
-    os.unlink(scratch)
-    raise
+  files.write(path, json.dumps(result, indent=2, allow_nan=False) + '\n')
 
 
 def read(path: str) -> dict[str, Any]:
@@ -119,3 +175,62 @@ def read(path: str) -> dict[str, Any]:
   except (OSError, ValueError) as error:
     raise DataError(f'{path} is no result of benchmarks/run.py: {error}') from error
   return result
+
+
+def document() -> str:
+  """docs/results_schema.md."""
+  lines = [
+    '# The result file',
+    '',
+    '<!-- Written by `python -m benchmarks.results > docs/results_schema.md`. -->',
+    '',
+    f'`--result_json=FILE` writes one JSON object, schema version {SCHEMA_VERSION}. It is checked',
+    'when it is written and when `benchmarks.results.read` reads it: a missing or unknown key, a',
+    'wrong type, or a number that is not finite is an error. The file appears whole or not at all.',
+    '',
+    '| status | meaning |',
+    '|---|---|',
+    *(f'| `{name}` | {text} |' for name, text in STATUSES.items()),
+    '',
+    'Only `ok` has a throughput, and then all fields of it. Kinds ending in `?` may be null.',
+    '',
+    '| key | kind | when | meaning |',
+    '|---|---|---|---|',
+    *(f'| `{name}` | {f.kind} | {f.group} | {f.text} |' for name, f in FIELDS.items()),
+  ]
+  return '\n'.join(lines) + '\n'
+
+
+def _status_problems(result: Mapping[str, Any]) -> list[str]:
+  status = result.get('status')
+  measured = [name for name in THROUGHPUT if name in result]
+  if status not in STATUSES:
+    return [f'status {status!r} is none of {", ".join(STATUSES)}']
+  if status != 'ok':
+    problems = [f'{name} of a {status} run' for name in measured]
+    return problems + ([] if result.get('reason') else [f'no reason for status {status}'])
+  if len(measured) < len(THROUGHPUT) and (measured or 'accuracy' not in result):
+    return [f'no {name}' for name in THROUGHPUT if name not in result]
+  seconds, images = result.get('step_seconds', [0]), result.get('step_images', [0])
+  if isinstance(seconds, list) and isinstance(images, list) and len(seconds) == len(images) > 0:
+    return []
+  return ['step_seconds and step_images do not fit']
+
+
+def _is(value: Any, kind: str) -> bool:
+  if kind.endswith('?'):
+    return value is None or _is(value, kind.removesuffix('?'))
+  if kind.endswith('s'):
+    return isinstance(value, list) and all(_is(item, kind.removesuffix('s')) for item in value)
+  if isinstance(value, bool) or not isinstance(value, _TYPES[kind]):
+    return False
+  return not isinstance(value, float) or math.isfinite(value)
+
+
+def _short(value: Any) -> str:
+  text = repr(value)
+  return text if len(text) <= 60 else f'{text[:57]}...'
+
+
+if __name__ == '__main__':
+  print(document(), end='')

@@ -3,15 +3,17 @@
   python benchmarks/run.py --variable_update=replicated
   python benchmarks/run.py --model=resnet50 --num_gpus=8 --batch_size=256 --use_fp16
   python benchmarks/run.py --device=cpu --num_gpus=2 --model=trivial --result_json=run.json
+  python benchmarks/run.py --model=list
 
-On real images, here a small set of photographs; with a checkpoint, and its accuracy:
+On real images, here a small set of photographs; with a checkpoint, and its accuracy. The same
+command again goes on where it was stopped:
 
   python -m hpm.pipelines sample --out=/tmp/sample
   python benchmarks/run.py --data_dir=/tmp/sample --train_dir=/tmp/train --num_batches=50
   python benchmarks/run.py --data_dir=/tmp/sample --train_dir=/tmp/train --eval
 
 Exit code: 0 done; 1 the run failed (data, a loss that isn't finite); 2 flags that can't work;
-130 interrupted.
+130 interrupted; 143 stopped by SIGTERM, after a checkpoint.
 """
 
 from __future__ import annotations  # hpm.TrainStep in a signature would import TensorFlow
@@ -29,25 +31,49 @@ from typing import Any
 if __package__ in (None, ''):  # python benchmarks/run.py: find the checkout, not benchmarks/
   sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from benchmarks import flags, header, loop, machine, results, startup
+from benchmarks import (
+  flags,
+  header,
+  loop,
+  machine,
+  process,
+  profiling,
+  results,
+  runs,
+  saving,
+)
 from benchmarks.loop import say
 import hpm
 from hpm.errors import DataError, UsageError
 
-SEED = 0
+
+class Finished(Exception):
+  """Nothing is left to do: one line that says why."""
 
 
 def main(arguments: Sequence[str]) -> int:
-  """One run, from the command line to the exit code."""
+  """One command, from its flags to its exit code."""
   try:
     options = flags.parse(arguments)
     if options is None:
       say(f'{__doc__}\n{flags.help_text()}')
       return 0
+    if options.model == flags.model.LIST:
+      for line in flags.model.table():
+        say(line)
+      return 0
     record = begin(arguments, options)
-    with recorded(options, record):
-      benchmark(options, record)
+    with recorded(options, record), process.terminations() as stop:
+      if options.num_runs > 1:
+        runs.repeated(arguments, options.num_runs, record)
+      else:
+        benchmark(options, record, stop)
     say(closing(options, record))
+  except Finished as finished:
+    say(f'Nothing to do: {finished}')
+  except saving.Stopped as stopped:
+    print(stopped, file=sys.stderr)
+    return 143
   except BrokenPipeError:  # nobody reads on, as in `run.py | head`
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1
@@ -60,26 +86,146 @@ def main(arguments: Sequence[str]) -> int:
   return 0
 
 
-def benchmark(options: flags.Options, record: dict[str, Any]) -> None:
+def benchmark(options: flags.Options, record: dict[str, Any], stop: list[int]) -> None:
   """Devices, parts, header, loop; what is learned on the way goes into `record`."""
   started = time.perf_counter()
-  devices = startup.devices(options.device, options.num_gpus)
+  process.set_environment(flags.runtime.environment(options, dict(os.environ)))
+  devices = process.devices(options.device, options.num_gpus)
   flags.complete(options, devices)
 
-  precision = hpm.precision.create('fp16' if options.use_fp16 else 'fp32')
-  model = hpm.models.create(options.model, dtype=precision.compute_dtype)
+  model = create_model(options)
   pipeline = hpm.pipelines.create(
     options.data_name,
     **flags.data.pipeline_options(options),
     batch_size=options.batch_size,
     image_size=model.image_size,
     num_classes=model.num_classes,
-    seed=SEED,
+    seed=options.tf_random_seed,
   )
   manager = hpm.variable_mgr.create(
     options.variable_update, devices, **flags.variables.manager_options(options)
   )
-  record['machine']['gpus'] = startup.gpu_names(devices)
+  note_parts(record, model, devices, options)
+  epoch_size = epoch_size_of(options, pipeline)
+  for line in header.lines(options, devices, epoch_size, record['machine']):
+    say(line)
+  say('=' * 10)
+
+  if options.eval:
+    trained = hpm.TrainStep(model, manager, hpm.optimizers.create('sgd', 0.0))
+    record['resumed_from'] = saving.restore(options.train_dir, trained)
+    step = hpm.EvalStep(model, manager, xla=options.xla)
+    steps = loop.watched(step, pipeline, options.num_batches)
+    loop.evaluate(steps, options.num_batches, options.display_every, record, started)
+    return
+
+  done = position = 0
+  if options.forward_only:
+    manager.create(*model.init(options.tf_random_seed))
+    step = hpm.EvalStep(model, manager, xla=options.xla)
+  else:
+    step = create_train_step(options, model, manager, epoch_size)
+    done, position = saving.resume(options.train_dir, step, pipeline, record)
+  plan = flags.steps.plan(options, epoch_size, done, position)
+  if not plan.num_steps:
+    raise Finished(flags.steps.finished(options, done, position))
+
+  steps = loop.watched(
+    step,
+    pipeline,
+    plan.num_steps,
+    position,
+    steps_per_call=options.steps_per_call,
+    private_threads=options.datasets_num_private_threads,
+  )
+  saved = saving.Saving(
+    step,
+    pipeline,
+    options.train_dir,
+    stop,
+    every_steps=options.save_model_steps,
+    every_s=options.save_model_secs,
+    keep=options.max_ckpts_to_keep or 0,
+    record=record,
+  )
+  steps = profiled(options, saved.over(steps), plan.num_warmup, record)
+  lines = loop.Lines(
+    options.display_every,
+    options.loss_type_to_report or 'base_loss',
+    options.print_training_accuracy,
+    options.display_perf_ewma,
+  )
+  loop.measure(steps, plan.num_warmup, plan.num_steps - plan.num_warmup, lines, record, started)
+  saved.finish()
+  if options.graph_file is not None:
+    profiling.write_graph(options.graph_file, step, pipeline)
+    record.setdefault('files', {})['graph_file'] = options.graph_file
+
+
+def create_model(options: flags.Options) -> hpm.models.Model:
+  """The model as the flags describe it."""
+  layout = {} if options.data_format == 'NHWC' else {'data_format': options.data_format}
+  dtype = hpm.precision.create(options.precision).compute_dtype
+  return hpm.models.create(options.model, dtype=dtype, **layout)
+
+
+def create_train_step(
+  options: flags.Options,
+  model: hpm.models.Model,
+  manager: hpm.variable_mgr.VariableManager,
+  epoch_size: int | None,
+) -> hpm.TrainStep:
+  """The training step as the flags describe it."""
+  rate = flags.schedule.create(options, epoch_size, flags.steps.goal(options, epoch_size))
+  optimizer = hpm.optimizers.create(
+    options.optimizer, rate, **flags.optimizer.rule_options(options)
+  )
+  return hpm.TrainStep(
+    model,
+    manager,
+    optimizer,
+    loss_scale=flags.compute.loss_scale(options),
+    seed=options.tf_random_seed,
+    accumulate=options.accumulate,
+    xla=options.xla,
+    **flags.optimizer.step_options(options),
+    **flags.lines.step_options(options),
+  )
+
+
+def epoch_size_of(options: flags.Options, pipeline: hpm.pipelines.Pipeline) -> int | None:
+  """Images a pass over the data; None where nothing asks: of large data, counting takes a while."""
+  if options.data_dir is None:
+    return flags.data.SYNTHETIC_EPOCH
+  training = not options.eval and not options.forward_only
+  needed = options.num_epochs is not None or (training and flags.schedule.needs_epochs(options))
+  return pipeline.epoch_size if needed else None
+
+
+def profiled(
+  options: flags.Options, steps: Iterator[loop.Step], num_warmup: int, record: dict[str, Any]
+) -> Iterator[loop.Step]:
+  """The steps, the last of the warm-up under the profiler if the flags ask for it."""
+  count = flags.steps.num_profiled(options)
+  if count and num_warmup < options.num_warmup_batches:
+    say('Notice: the few steps that are left are not profiled')
+    count = 0
+  names = [name for name in flags.profile.PROFILED if getattr(options, name) is not None]
+  paths = {name: getattr(options, name) for name in names}
+  return profiling.profiled(steps, num_warmup - count + 1, count, paths, record)
+
+
+def note_parts(
+  record: dict[str, Any], model: hpm.models.Model, devices: Sequence[str], options: flags.Options
+) -> None:
+  """Puts into `record` what the run is made of."""
+  record['machine'] |= {
+    'gpus': process.gpu_names(devices),
+    'gpu_driver': machine.gpu_driver(),
+    'tensorflow_build': machine.build(),
+    'environment': machine.environment(),
+    'onednn': machine.onednn(),
+  }
   record |= {
     'model': model.name,
     'num_parameters': model.num_params,
@@ -87,65 +233,6 @@ def benchmark(options: flags.Options, record: dict[str, Any]) -> None:
     'batch_size_per_device': options.batch_size,
     'batch_size_global': options.batch_size * len(devices),
   }
-  if options.data_dir is None:
-    epoch_size = flags.data.SYNTHETIC_EPOCH
-  else:  # counted only where it is needed: of a large data set that takes a while
-    epoch_size = pipeline.epoch_size if options.num_epochs is not None else None
-  for line in header.lines(options, devices, model.data_format, epoch_size, record['machine']):
-    say(line)
-  say('=' * 10)
-
-  if options.eval:
-    trained = hpm.TrainStep(model, manager, hpm.optimizers.create('sgd', 0.0))
-    record['resumed_from'] = restore(options.train_dir, trained)
-    steps = loop.watched(hpm.EvalStep(model, manager), pipeline, options.num_batches)
-    loop.evaluate(steps, options.num_batches, options.display_every, record, started)
-    return
-
-  if options.forward_only:
-    manager.create(*model.init(SEED))
-    step = hpm.EvalStep(model, manager)
-    position = 0
-  else:
-    optimizer = hpm.optimizers.create(options.optimizer, options.init_learning_rate)
-    step = hpm.TrainStep(model, manager, optimizer, loss_scale=precision.loss_scale, seed=SEED)
-    position = resume(options.train_dir, step, pipeline, record)
-
-  num_steps = flags.steps.total(options, epoch_size, position)
-  steps = loop.watched(step, pipeline, num_steps, position)
-  num_timed = num_steps - options.num_warmup_batches
-  loop.measure(steps, options.num_warmup_batches, num_timed, options.display_every, record, started)
-
-  if options.train_dir is not None:
-    record['checkpoint'] = hpm.checkpoint.save(options.train_dir, step)
-    say(f'Saved {record["checkpoint"]}')
-
-
-def resume(
-  directory: str | None, step: hpm.TrainStep, pipeline: hpm.pipelines.Pipeline, record: dict
-) -> int:
-  """Goes on from the newest checkpoint, if there is one; returns the samples behind it."""
-  if directory is None or hpm.checkpoint.latest(directory) is None:
-    return 0
-  record['resumed_from'] = restore(directory, step)
-  position = int(step.named_variables()['samples'])
-  pipeline.restore(pipeline.state(position))
-  say(f'Going on after step {int(step.named_variables()["step"])}, {position} images')
-  return position
-
-
-def restore(directory: str, step: hpm.TrainStep) -> str:
-  """Restores from the newest checkpoint of `directory` and says so; returns its path."""
-  path = hpm.checkpoint.latest(directory)
-  if path is None:
-    raise UsageError(
-      f'--train_dir={directory} has no checkpoint (ckpt-*): train first, without --eval'
-    )
-  notices = hpm.checkpoint.restore(path, step)
-  say(f'Successfully loaded model from {path}.')
-  for notice in notices:
-    say(f'Notice: {notice}')
-  return path
 
 
 def begin(arguments: Sequence[str], options: flags.Options) -> dict[str, Any]:
@@ -157,6 +244,7 @@ def begin(arguments: Sequence[str], options: flags.Options) -> dict[str, Any]:
     'started_at': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
     'command': list(arguments),
     'flags_given': dict(options.given),
+    'flags': options.values(),
     'machine': machine.describe(),
   }
 
@@ -164,18 +252,25 @@ def begin(arguments: Sequence[str], options: flags.Options) -> dict[str, Any]:
 @contextlib.contextmanager
 def recorded(options: flags.Options, record: dict[str, Any]) -> Iterator[None]:
   """Writes the result file, whichever way the run ends."""
+  kinds = {saving.Stopped: 'stopped', Finished: 'finished'}
   try:
     yield
     record['status'] = 'ok'
   except BaseException as error:
     for name in results.THROUGHPUT:
       record.pop(name, None)
-    record['reason'] = f'{type(error).__name__}: {error}'.removesuffix(': ')
+    known = type(error) in kinds
+    record['status'] = kinds.get(type(error), 'failed')
+    record['reason'] = (
+      str(error) if known else f'{type(error).__name__}: {error}'.removesuffix(': ')
+    )
     raise
   finally:
-    record['flags'] = options.values()
-    record['peak_rss_mib'] = machine.peak_rss_mib()
-    record['machine']['onednn'] = machine.onednn()
+    if options.num_runs == 1:  # otherwise each of the runs has said so for itself
+      record['flags'] = options.values()
+      record['peak_rss_mib'] = machine.peak_rss_mib()
+      gpus = machine.peak_gpu_mib(record.get('devices', []))
+      record |= {'peak_gpu_mib': gpus} if gpus else {}
     if options.result_json:
       results.write(options.result_json, record)
 
@@ -183,6 +278,8 @@ def recorded(options: flags.Options, record: dict[str, Any]) -> Iterator[None]:
 def closing(options: flags.Options, record: dict[str, Any]) -> str:
   """The last line: the result file, and the next command to try."""
   file = f'Result: {options.result_json}. ' if options.result_json else ''
+  if options.num_runs > 1:
+    return f'{file}Next: {shlex.join(["python", "benchmarks/run.py", "--help"])}'
   command = shlex.join(['python', 'benchmarks/run.py', *flags.next_command(options)])
   return f'{file}Next: {command}'
 

@@ -3,7 +3,8 @@
 A checkpoint is a directory `ckpt-<step>` that appears whole or not at all:
 
   values.index, values.data-...   TensorFlow's own format, readable by `tf.train.load_checkpoint`
-  meta.json                       the model, the mode and the number of devices that wrote it
+  meta.json                       the model, the mode and the number of devices that wrote it, and
+                                  where the input pipeline stood
 
 Names of the values: `step` and `samples` (int64; samples of finished steps), `params/<name>`,
 `state/<name>`, `slots/<slot>/<name>`; with a dynamic loss scale `loss_scale` and `finite_steps`;
@@ -14,7 +15,10 @@ from collections.abc import Iterable, Mapping
 import json
 import os
 import re
+import shutil
 import tempfile
+import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -23,21 +27,84 @@ import tensorflow as tf
 from hpm.errors import DataError, UsageError
 from hpm.step import TrainStep
 
-__all__ = ['latest', 'read', 'restore', 'save', 'write']
+__all__ = ['Writer', 'facts', 'latest', 'read', 'restore', 'save', 'write']
 
 SCHEMA_VERSION = 1
 _PREFIX = 'values'
+_META = 'meta.json'
+_SCRATCH = '.writing-'
+_ABANDONED_S = 3600.0  # a scratch directory of this age is what a killed process left
 _LOSS_SCALE = ('loss_scale', 'finite_steps')
 
 
-def save(directory: str, train_step: TrainStep) -> str:
-  """Writes the step's snapshot into `directory` and returns the checkpoint's path (eager mode)."""
-  meta = {
-    'model': train_step.model.name,
-    'variable_update': type(train_step.manager).__name__,
-    'num_devices': len(train_step.manager.devices),
-  }
-  return write(directory, train_step.snapshot(), meta)
+def save(
+  directory: str, train_step: TrainStep, pipeline_state: Mapping[str, int] | None = None
+) -> str:
+  """Writes the step's snapshot into `directory` and returns the checkpoint's path (eager mode).
+
+  Args:
+    directory: is made if it isn't there.
+    train_step: what to save.
+    pipeline_state: from `hpm.pipelines.Pipeline.state`; kept as a fact, see `facts`.
+  """
+  return write(directory, train_step.snapshot(), _meta(train_step, pipeline_state))
+
+
+class Writer:
+  """Writes checkpoints in a thread of its own, while training goes on (eager mode).
+
+  The values are taken in `save`, so they are of one step; what is slow, the disk, comes after it.
+
+  Args:
+    directory: is made if it isn't there.
+    keep: the newest so many checkpoints stay; None keeps all.
+  """
+
+  def __init__(self, directory: str, keep: int | None = None):
+    if keep is not None and keep < 1:
+      raise UsageError(f'keep {keep}: at least 1 checkpoint has to stay; None keeps all')
+    self._directory = directory
+    self._keep = keep
+    self._thread: threading.Thread | None = None
+    self._failure: Exception | None = None
+
+  def save(self, train_step: TrainStep, pipeline_state: Mapping[str, int] | None = None) -> str:
+    """Starts to write the step's snapshot, as `save`; waits for the one before.
+
+    Returns:
+      The path that the checkpoint will have.
+
+    Raises:
+      OSError: the one before could not be written.
+    """
+    self.wait()
+    with tf.device('/CPU:0'):  # what lies on a GPU is copied now, and takes no memory there
+      values = {name: tf.identity(value) for name, value in train_step.snapshot().items()}
+    meta = _meta(train_step, pipeline_state)
+    self._thread = threading.Thread(target=self._write, args=(values, meta), name='checkpoint')
+    self._thread.start()
+    return _path(self._directory, values)
+
+  def wait(self) -> None:
+    """Returns when nothing is being written any more.
+
+    Raises:
+      OSError: it could not be written.
+    """
+    if self._thread is not None:
+      self._thread.join()
+      self._thread = None
+    failure, self._failure = self._failure, None
+    if failure is not None:
+      reason = str(failure).splitlines()[0]
+      raise OSError(f'no checkpoint could be written to {self._directory}: {reason}') from failure
+
+  def _write(self, values: Mapping[str, tf.Tensor], meta: Mapping[str, Any]) -> None:
+    try:
+      write(self._directory, values, meta)
+      _prune(self._directory, self._keep)
+    except (OSError, tf.errors.OpError) as error:
+      self._failure = error
 
 
 def restore(path: str, train_step: TrainStep) -> list[str]:
@@ -64,18 +131,16 @@ def restore(path: str, train_step: TrainStep) -> list[str]:
 
 def latest(directory: str) -> str | None:
   """The checkpoint of the highest step in `directory`; None if there is none."""
-  if not os.path.isdir(directory):
-    return None
-  steps = [int(m[1]) for m in (re.fullmatch(r'ckpt-(\d+)', n) for n in os.listdir(directory)) if m]
-  return os.path.join(directory, f'ckpt-{max(steps)}') if steps else None
+  paths = _all(directory)
+  return paths[-1] if paths else None
 
 
 def write(directory: str, values: Mapping[str, Any], meta: Mapping[str, Any]) -> str:
   """Writes values (arrays or tensors, `step` among them) and JSON facts as one checkpoint."""
-  path = os.path.join(directory, f'ckpt-{int(values["step"])}')
+  path = _path(directory, values)
   os.makedirs(directory, exist_ok=True)
   # Written beside its place and renamed: whoever lists the directory sees whole checkpoints only.
-  with tempfile.TemporaryDirectory(prefix='.writing-', dir=directory) as scratch:
+  with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=directory) as scratch:
     whole = os.path.join(scratch, 'whole')
     os.mkdir(whole)
     names = sorted(values)
@@ -86,7 +151,7 @@ def write(directory: str, values: Mapping[str, Any], meta: Mapping[str, Any]) ->
         shape_and_slices=[''] * len(names),
         tensors=[tf.identity(values[name]) for name in names],
       )
-    with open(os.path.join(whole, 'meta.json'), 'w') as file:
+    with open(os.path.join(whole, _META), 'w') as file:
       json.dump({'schema_version': SCHEMA_VERSION, **meta}, file, indent=2)
     for name in os.listdir(whole):
       _sync(os.path.join(whole, name))
@@ -103,20 +168,36 @@ def read(path: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
   Raises:
     DataError: there is no checkpoint, or it is damaged or of a newer schema.
   """
+  meta = facts(path)
   try:
-    with open(os.path.join(path, 'meta.json')) as file:
-      meta = json.load(file)
     reader = tf.train.load_checkpoint(os.path.join(path, _PREFIX))
     values = {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
   except (OSError, ValueError, IndexError, RuntimeError, tf.errors.OpError) as error:
-    reason = str(error).splitlines()[0]
-    raise DataError(f'{path} is no readable checkpoint ({reason}): choose another') from error
+    raise _unreadable(path, error) from error
+  return values, meta
+
+
+def facts(path: str) -> dict[str, Any]:
+  """What stands beside the values: 'model', 'variable_update', 'num_devices', 'pipeline'.
+
+  'pipeline' is the state that `save` was given, if it was.
+
+  Raises:
+    DataError: there is no checkpoint, or it is damaged or of a newer schema.
+  """
+  try:
+    with open(os.path.join(path, _META)) as file:
+      meta = json.load(file)
+    if not isinstance(meta, dict):
+      raise ValueError(f'{_META} holds no object')
+  except (OSError, ValueError) as error:
+    raise _unreadable(path, error) from error
   if meta.get('schema_version') != SCHEMA_VERSION:
     raise DataError(
       f'{path} has checkpoint schema {meta.get("schema_version")}, this hpm reads '
       f'{SCHEMA_VERSION}: use the version that wrote it'
     )
-  return values, meta
+  return meta
 
 
 def _match(
@@ -160,6 +241,43 @@ def _replicas(names: Iterable[str]) -> str:
 def _listed(names: Iterable[str]) -> str:
   groups = sorted({'/'.join(name.split('/')[:2]) for name in names})
   return ', '.join(groups[:3]) + (f' and {len(groups) - 3} more' if len(groups) > 3 else '')
+
+
+def _meta(train_step: TrainStep, pipeline_state: Mapping[str, int] | None) -> dict[str, Any]:
+  meta: dict[str, Any] = {
+    'model': train_step.model.name,
+    'variable_update': type(train_step.manager).__name__,
+    'num_devices': len(train_step.manager.devices),
+  }
+  return meta if pipeline_state is None else {**meta, 'pipeline': dict(pipeline_state)}
+
+
+def _path(directory: str, values: Mapping[str, Any]) -> str:
+  return os.path.join(directory, f'ckpt-{int(values["step"])}')
+
+
+def _all(directory: str) -> list[str]:
+  """The checkpoints of a directory, by step."""
+  if not os.path.isdir(directory):
+    return []
+  found = (re.fullmatch(r'ckpt-(\d+)', name) for name in os.listdir(directory))
+  return [os.path.join(directory, f'ckpt-{n}') for n in sorted(int(m[1]) for m in found if m)]
+
+
+def _prune(directory: str, keep: int | None) -> None:
+  """Removes all but the newest `keep` checkpoints, and what killed processes left."""
+  for path in _all(directory)[:-keep] if keep else []:
+    with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=directory) as scratch:
+      os.rename(path, os.path.join(scratch, 'old'))  # gone at once for whoever lists
+  for name in os.listdir(directory):
+    path = os.path.join(directory, name)
+    if name.startswith(_SCRATCH) and time.time() - os.path.getmtime(path) > _ABANDONED_S:
+      shutil.rmtree(path, ignore_errors=True)
+
+
+def _unreadable(path: str, error: Exception) -> DataError:
+  reason = str(error).splitlines()[0]
+  return DataError(f'{path} is no readable checkpoint ({reason}): choose another')
 
 
 def _sync(path: str) -> None:

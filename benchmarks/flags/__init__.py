@@ -18,14 +18,43 @@ from typing import Any
 
 from absl import flags as absl_flags
 
-from benchmarks.flags import data, devices, mode, model, optimizer, output, steps, variables
+from benchmarks.flags import (
+  compute,
+  data,
+  devices,
+  lines,
+  mode,
+  model,
+  optimizer,
+  output,
+  predecessor,
+  profile,
+  runtime,
+  schedule,
+  steps,
+  variables,
+)
 from hpm import errors
 from hpm.errors import UsageError
 
 __all__ = ['CONCERNS', 'Options', 'complete', 'help_text', 'next_command', 'parse']
 
 # In the order of --help, in which they are also checked and completed.
-CONCERNS = (model, devices, data, variables, optimizer, mode, steps, output)
+CONCERNS = (
+  model,
+  devices,
+  compute,
+  data,
+  variables,
+  optimizer,
+  schedule,
+  mode,
+  steps,
+  lines,
+  output,
+  profile,
+  runtime,
+)
 
 _HELP = {'--help', '-h', '-help', '--h', '-?', '--helpfull', '--helpshort', '--help=true'}
 _INDENT = 6 * ' '
@@ -67,7 +96,7 @@ class Options(types.SimpleNamespace):
     return {
       name: value
       for name, value in self.values().items()
-      if name in self.open and value is not None
+      if name in self.open and value not in (None, False)
     }
 
 
@@ -83,6 +112,8 @@ def parse(arguments: Sequence[str]) -> Options | None:
   try:
     rest = values(['run.py', *arguments])[1:]
   except absl_flags.UnrecognizedFlagError as error:
+    if answer := predecessor.answer(error.flagname):
+      raise UsageError(answer) from None
     raise errors.unknown('flag', f'--{error.flagname}', [f'--{n}' for n in values]) from None
   except absl_flags.Error as error:
     raise UsageError(_reworded(str(error), values)) from None
@@ -125,7 +156,8 @@ def help_text() -> str:
 
 def next_command(options: Options) -> list[str]:
   """Flags of a command worth trying after this one; they go together whenever these do."""
-  given = {name: value for name, value in options.given.items() if name != 'result_json'}
+  files = ('result_json', *profile.FILES, 'profile_dir')
+  given = {name: value for name, value in options.given.items() if name not in files}
 
   def drop(*names: str) -> None:
     for name in names:
@@ -134,12 +166,12 @@ def next_command(options: Options) -> list[str]:
   if options.eval:  # train on
     drop('eval', 'num_batches')
   elif options.train_dir is not None and options.data_dir is not None:
-    drop('num_batches', 'num_epochs', 'num_warmup_batches', *mode.UPDATES, *variables.NAMES)
+    drop(*mode.UPDATES, *mode.NOT_WITH_EVAL, 'num_batches', *variables.NAMES)
     given['eval'] = True
   else:  # the next mode; after the last of them, the first with a larger batch
     managers = ['replicated', 'parameter_server', 'independent']
     following = managers.index(options.variable_update) + 1
-    drop(*variables.NAMES)
+    drop(*variables.NAMES, 'train_dir', *output.KEEPING)
     given['variable_update'] = managers[following % len(managers)]
     if following == len(managers) and options.num_epochs is None:
       given['batch_size'] = 2 * options.batch_size

@@ -2,10 +2,28 @@
 
 from absl import flags
 
+from benchmarks.flags import compute, optimizer, output, profile, schedule
 from hpm.errors import UsageError
 
 # Flags about updates, which only training makes.
-UPDATES = ('optimizer', 'init_learning_rate', 'all_reduce_spec', 'use_nccl')
+UPDATES = (
+  *optimizer.UPDATES,
+  *schedule.UPDATES,
+  *compute.UPDATES,
+  *output.KEEPING,
+  'all_reduce_spec',
+  'use_nccl',
+  'loss_type_to_report',
+)
+# Flags about a measurement in steps, which a pass over the validation files is not.
+NOT_WITH_EVAL = (
+  'num_epochs',
+  'num_warmup_batches',
+  'num_runs',
+  'steps_per_call',
+  'print_training_accuracy',
+  'display_perf_ewma',
+)
 
 TITLE = 'Mode (training, unless one of these is given)'
 
@@ -49,9 +67,13 @@ def check(options) -> None:
     )
     return
   options.refuse_given(
-    ('num_epochs', 'num_warmup_batches'),
+    NOT_WITH_EVAL,
     'has no effect with --eval, which goes once over the validation files: drop it '
     '(--num_batches=N stops after N steps)',
+  )
+  options.refuse_given(
+    (*profile.FILES, 'profile_dir'),
+    'does not go with --eval, which has no warm-up to profile: use --forward_only',
   )
   if options.variable_update == 'independent':
     raise UsageError(
@@ -66,7 +88,8 @@ def check(options) -> None:
 
 def complete(options) -> None:
   if options.eval or options.forward_only:  # nothing is updated, nothing reduced
-    options.optimizer = options.init_learning_rate = options.all_reduce_spec = None
+    for name in UPDATES:
+      setattr(options, name, None)
     if options.variable_update == 'replicated':
       options.local_parameter_device = None
 

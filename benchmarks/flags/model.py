@@ -1,4 +1,4 @@
-"""What is trained: the model, the batch on each device, the precision."""
+"""What is trained: the model, and the batch on each device."""
 
 from absl import flags
 
@@ -9,6 +9,7 @@ TITLE = 'Model'
 
 # Samples a device where --batch_size is left out.
 BATCH_SIZE = {'gpu': 64, 'cpu': 2}
+LIST = 'list'  # the name that asks for the table
 
 
 def define(values: flags.FlagValues) -> None:
@@ -16,7 +17,8 @@ def define(values: flags.FlagValues) -> None:
     'model',
     'resnet50',
     f'{", ".join(models.MODELS)}; keras:NAME for one of keras.applications; module:function for a '
-    "function of your own that returns a Keras model or one of hpm's. Default: resnet50.",
+    "function of your own that returns a Keras model or one of hpm's; list for a table. Default: "
+    'resnet50.',
     flag_values=values,
   )
   flags.DEFINE_integer(
@@ -26,16 +28,11 @@ def define(values: flags.FlagValues) -> None:
     f'Default: {BATCH_SIZE["gpu"]} on GPUs, {BATCH_SIZE["cpu"]} on CPU devices.',
     flag_values=values,
   )
-  flags.DEFINE_boolean(
-    'use_fp16',
-    False,
-    'Compute in float16, with float32 variables and a scaled loss. Default: false.',
-    flag_values=values,
-  )
 
 
 def check(options) -> None:
-  models.check_name(options.model)
+  if options.model != LIST:
+    models.check_name(options.model)
   if options.batch_size is not None and options.batch_size < 1:
     raise UsageError(
       f'--batch_size={options.batch_size}: at least 1 image per device is needed (0 meant the '
@@ -46,3 +43,14 @@ def check(options) -> None:
 def complete(options) -> None:
   if options.batch_size is None:
     options.batch_size = BATCH_SIZE[options.device]
+
+
+def table() -> list[str]:
+  """A line a model: parameters, work, usual sizes."""
+  lines = [f'{"model":<16} {"parameters":>12} {"GFLOP/image":>12} {"pixels":>7} {"batch":>6}']
+  for model in models.table():
+    lines.append(
+      f'{model.name:<16} {model.num_params:>12,} {model.num_flops / 1e9:>12.2f} '
+      f'{model.image_size:>7} {model.batch_size:>6}'
+    )
+  return [*lines, 'GFLOP/image: of the forward pass; training takes about three times as much.']

@@ -1,6 +1,7 @@
-"""How parameters are updated."""
+"""How parameters are updated: the rule, its constants, clipping and decay."""
 
 import math
+from typing import Any
 
 from absl import flags
 
@@ -9,9 +10,29 @@ from hpm.errors import UsageError
 
 TITLE = 'Optimizer'
 
-# Rules whose rate follows the batch, 0.1 at 256 images (Goyal et al. 2017, arXiv:1706.02677,
-# section 2.1); the others divide the gradient by its own size.
-LINEAR = ('sgd', 'momentum', 'nesterov')
+# Flag -> field of the update rule, for each rule that has constants.
+RULES: dict[str, dict[str, str]] = {
+  'sgd': {},
+  'momentum': {'momentum': 'momentum'},
+  'nesterov': {'momentum': 'momentum'},
+  'rmsprop': {
+    'rmsprop_decay': 'decay',
+    'rmsprop_momentum': 'momentum',
+    'rmsprop_epsilon': 'epsilon',
+  },
+  'adam': {'adam_beta1': 'beta1', 'adam_beta2': 'beta2', 'adam_epsilon': 'epsilon'},
+}
+CONSTANTS = {
+  'momentum': (0.9, 'Of momentum and nesterov.'),
+  'rmsprop_decay': (0.9, 'Of rmsprop: share of the mean square that a step keeps.'),
+  'rmsprop_momentum': (0.9, 'Of rmsprop.'),
+  'rmsprop_epsilon': (1.0, 'Of rmsprop: added under the root.'),
+  'adam_beta1': (0.9, 'Of adam: share of the first moment that a step keeps.'),
+  'adam_beta2': (0.999, 'Of adam: share of the second moment that a step keeps.'),
+  'adam_epsilon': (1e-8, 'Of adam: added to the root.'),
+}
+WEIGHT_DECAY = 4e-5
+UPDATES = ('optimizer', *CONSTANTS, 'gradient_clip', 'gradient_clip_norm', 'weight_decay')
 
 
 def define(values: flags.FlagValues) -> None:
@@ -21,30 +42,84 @@ def define(values: flags.FlagValues) -> None:
     f'{", ".join(optimizers.OPTIMIZERS)}. Default: momentum.',
     flag_values=values,
   )
+  for name, (default, text) in CONSTANTS.items():
+    flags.DEFINE_float(name, default, f'{text} Default: {default:g}.', flag_values=values)
   flags.DEFINE_float(
-    'init_learning_rate',
+    'gradient_clip',
     None,
-    'The learning rate, constant. Default: 0.1 * global batch / 256 (independent: the batch of '
-    f'one device) for {", ".join(LINEAR)}; 0.001 otherwise.',
+    'Bound on the magnitude of each element of the mean gradient. Default: none.',
+    flag_values=values,
+  )
+  flags.DEFINE_float(
+    'gradient_clip_norm',
+    None,
+    'Bound on the norm of all mean gradients together. Default: none.',
+    flag_values=values,
+  )
+  flags.DEFINE_float(
+    'weight_decay',
+    WEIGHT_DECAY,
+    'Factor w of the penalty w / 2 * sum of squares on the kernels of convolutions and dense '
+    f'layers; biases and batch norm are left out. Default: {WEIGHT_DECAY:g}.',
     flag_values=values,
   )
 
 
 def check(options) -> None:
-  if options.optimizer not in optimizers.OPTIMIZERS:
-    raise errors.unknown('--optimizer', options.optimizer, optimizers.OPTIMIZERS)
-  rate = options.init_learning_rate
-  if rate is not None and not (math.isfinite(rate) and rate > 0):
-    raise UsageError(f'--init_learning_rate={rate}: a finite number above 0 is needed')
+  rule = options.optimizer
+  if rule not in optimizers.OPTIMIZERS:
+    raise errors.unknown('--optimizer', rule, optimizers.OPTIMIZERS)
+  for name in CONSTANTS:
+    if name not in RULES.get(rule, {}):
+      owners = [other for other, constants in RULES.items() if name in constants]
+      options.refuse_given(
+        [name],
+        f'has no effect with --optimizer={rule}: drop it, or use --optimizer={" or ".join(owners)}',
+      )
+    value = getattr(options, name)
+    if name.endswith('epsilon'):
+      _bounded(options, name, value > 0, 'a finite number above 0 is needed')
+    else:
+      _bounded(options, name, 0 <= value < 1, 'a number from 0 to below 1 is needed')
+  for name in ('gradient_clip', 'gradient_clip_norm'):
+    value = getattr(options, name)
+    if value is not None:
+      _bounded(options, name, value > 0, 'a finite number above 0 is needed')
+  _bounded(options, 'weight_decay', options.weight_decay >= 0, 'a finite number, 0 or more')
 
 
 def complete(options) -> None:
-  if options.init_learning_rate is None:
-    linear = options.optimizer in LINEAR
-    options.init_learning_rate = 0.1 * batch(options) / 256 if linear else 0.001
+  del options  # every default here is the same on all machines
 
 
-def batch(options) -> int:
-  """Images behind one update: the global batch, or where nothing is shared that of one device."""
-  alone = options.variable_update == 'independent'
-  return options.batch_size * (1 if alone else options.num_gpus)
+def rule_options(options) -> dict[str, Any]:
+  """What `hpm.optimizers.create` takes beside the rule's name and the learning rate."""
+  constants = RULES.get(options.optimizer, {})
+  return {field: getattr(options, name) for name, field in constants.items()}
+
+
+def step_options(options) -> dict[str, Any]:
+  """What `hpm.TrainStep` takes of these."""
+  return {
+    'clip_value': options.gradient_clip,
+    'clip_norm': options.gradient_clip_norm,
+    'weight_decay': options.weight_decay,
+  }
+
+
+def title(options) -> str:
+  """The rule as the header says it: with the constants that matter."""
+  constants = RULES.get(options.optimizer, {})
+  words = [f'{name} {getattr(options, name):g}' for name in constants]
+  if options.gradient_clip is not None:
+    words.append(f'elements clipped at {options.gradient_clip:g}')
+  if options.gradient_clip_norm is not None:
+    words.append(f'norm clipped at {options.gradient_clip_norm:g}')
+  decay = f'weight decay {options.weight_decay:g} on kernels'
+  words.append(decay if options.weight_decay else 'no weight decay')
+  return f'{options.optimizer} ({", ".join(words)})'
+
+
+def _bounded(options, name: str, holds: bool, needed: str) -> None:
+  if not (holds and math.isfinite(getattr(options, name))):
+    raise UsageError(f'{options.spelled(name)}: {needed}')

@@ -6,19 +6,36 @@ from absl import flags
 
 from hpm.errors import UsageError
 
-TITLE = 'Output'
+TITLE = 'Checkpoints and results'
+KEEPING = ('save_model_steps', 'save_model_secs', 'max_ckpts_to_keep')
 
 
 def define(values: flags.FlagValues) -> None:
   flags.DEFINE_string(
     'train_dir',
     None,
-    'Directory of checkpoints: training goes on from the newest one, if there is any, and '
-    'writes one at the end; --eval reads it.',
+    'Directory of checkpoints: training goes on from the newest one, if there is any, until '
+    '--num_batches or --num_epochs are reached in all; it writes one at the end and on SIGTERM. '
+    '--eval reads the newest.',
+    flag_values=values,
+  )
+  flags.DEFINE_integer(
+    'save_model_steps', None, 'A checkpoint every so many steps as well.', flag_values=values
+  )
+  flags.DEFINE_float(
+    'save_model_secs', None, 'A checkpoint every so many seconds as well.', flag_values=values
+  )
+  flags.DEFINE_integer(
+    'max_ckpts_to_keep',
+    5,
+    'Checkpoints that stay in --train_dir, the newest; 0 keeps all. Default: 5.',
     flag_values=values,
   )
   flags.DEFINE_string(
-    'result_json', None, 'File for everything that was measured, as JSON.', flag_values=values
+    'result_json',
+    None,
+    'File for everything that was measured, as JSON (docs/results_schema.md).',
+    flag_values=values,
   )
 
 
@@ -26,12 +43,28 @@ def check(options) -> None:
   for name in ('train_dir', 'result_json'):
     if getattr(options, name) == '':
       raise UsageError(f'--{name}= is empty: give a path, or leave the flag out')
-  path = options.result_json
-  if path is not None:
-    if os.path.isdir(path) or path.endswith(os.sep):
-      raise UsageError(f'--result_json={path} is a directory: give a file')
-    _writable('result_json', path, os.path.dirname(path) or '.')
+  check_file(options, 'result_json')
+  if options.save_model_steps is not None and options.save_model_secs is not None:
+    raise UsageError(
+      f'{options.spelled("save_model_steps")} and {options.spelled("save_model_secs")} exclude '
+      'each other: drop one'
+    )
+  for name in KEEPING[:2]:
+    value = getattr(options, name)
+    if value is not None and not value > 0:
+      raise UsageError(
+        f'--{name}={value}: above 0 is needed (leave the flag out for a checkpoint at the end only)'
+      )
+  if options.max_ckpts_to_keep < 0:
+    raise UsageError(f'{options.spelled("max_ckpts_to_keep")}: 0 or more is needed')
+  every, calls = options.save_model_steps, options.steps_per_call
+  if every is not None and calls > 0 and every % calls:
+    raise UsageError(
+      f'--save_model_steps={every} is no multiple of --steps_per_call={calls}, and variables are '
+      'only seen between calls: choose a multiple'
+    )
   if options.train_dir is None:
+    options.refuse_given(KEEPING, 'is about checkpoints, which need --train_dir: add it')
     return
   if options.eval:
     if not os.path.isdir(options.train_dir):
@@ -40,15 +73,29 @@ def check(options) -> None:
         'checkpoints to'
       )
   else:
-    _writable('train_dir', options.train_dir, options.train_dir)
+    check_directory(options, 'train_dir')
 
 
 def complete(options) -> None:
   del options  # nothing is written unless asked for
 
 
-def _writable(flag: str, value: str, directory: str) -> None:
+def check_file(options, name: str) -> None:
+  """Refuses a file that can't be written, if the flag names one; makes nothing."""
+  path = getattr(options, name)
+  if path is None:
+    return
+  if os.path.isdir(path) or path.endswith(os.sep):
+    raise UsageError(f'--{name}={path} is a directory: give a file')
+  _writable(name, path, os.path.dirname(path) or '.')
+
+
+def check_directory(options, name: str) -> None:
   """Refuses a directory that can't be written to, or made; makes nothing."""
+  _writable(name, getattr(options, name), getattr(options, name))
+
+
+def _writable(flag: str, value: str, directory: str) -> None:
   existing = os.path.abspath(directory)
   while not os.path.lexists(existing):
     existing = os.path.dirname(existing)

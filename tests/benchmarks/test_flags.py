@@ -79,6 +79,75 @@ REFUSED = {
   '--train_dir=': 'is empty',
   '--result_json=setup.py/run.json': 'setup.py is a file',
   '--train_dir=setup.py': 'setup.py is a file',
+  '--trace_file=.': 'is a directory',
+  '--graph_file=': 'is empty',
+  '--profile_dir=setup.py': 'setup.py is a file',
+  '--trace_file=a --result_json=./a': 'is named by two flags',
+  # precision, layout, compiler
+  '--precision=fp8': 'valid: bf16, fp16, fp32',
+  '--use_fp16 --precision=bf16': 'contradict each other',
+  '--use_fp16=false --precision=fp16': '--use_fp16=false and --precision=fp16 contradict',
+  '--fp16_loss_scale=128': 'no effect without float16',
+  '--precision=bf16 --fp16_enable_auto_loss_scale': 'no effect without float16',
+  '--use_fp16 --fp16_inc_loss_scale_every_n=5': 'add --fp16_enable_auto_loss_scale',
+  '--use_fp16 --fp16_loss_scale=0': '--fp16_loss_scale=0: must lie in 1 ..',
+  '--data_format=NHCW': 'did you mean NHWC or NCHW',
+  '--device=cpu --data_format=nchw': 'NCHW needs GPUs',
+  '--xla --xla_compile=false': 'drop one',
+  '--accumulate=0': '--accumulate=0: 1 or more',
+  '--accumulate=3 --batch_size=8': '--batch_size=8 can not be cut into --accumulate=3',
+  '--steps_per_call=0': '1 or more',
+  '--steps_per_call=4 --num_warmup_batches=6': 'no multiple of --steps_per_call=4, and only whole '
+  'calls can be timed: use 8',
+  '--trace_file=t --num_warmup_batches=3': 'use 4 or more',
+  # optimizer and learning rate
+  '--optimizer=adam --momentum=0.5': '--momentum=0.5 has no effect with --optimizer=adam',
+  '--adam_beta1=0.5': 'use --optimizer=adam',
+  '--momentum=1': 'from 0 to below 1',
+  '--optimizer=adam --adam_epsilon=0': 'above 0',
+  '--gradient_clip=0': 'above 0',
+  '--gradient_clip_norm=nan': 'finite',
+  '--weight_decay=-1': '0 or more',
+  '--learning_rate_schedule=cosin': 'did you mean cosine',
+  '--piecewise_learning_rate_schedule=0.1;30': 'rates at both ends',
+  '--piecewise_learning_rate_schedule=0.1;x;0.2': 'rates at both ends',
+  '--piecewise_learning_rate_schedule=0.1;30;0.01;20;0.001': 'epoch 20 does not come after 30',
+  '--piecewise_learning_rate_schedule=0.1;0;0.01': 'epoch 0 does not come after 0',
+  '--piecewise_learning_rate_schedule=-1': 'below 0',
+  '--piecewise_learning_rate_schedule=1;2;3 --init_learning_rate=1': 'drop one',
+  '--piecewise_learning_rate_schedule=1;2;3 --minimum_learning_rate=1': 'drop one',
+  '--piecewise_learning_rate_schedule=1;2;3 --resnet_base_lr=1': 'drop one',
+  '--num_epochs_per_decay=2': 'needs --learning_rate_decay_factor',
+  '--learning_rate_decay_factor=0.5': 'needs --num_epochs_per_decay',
+  '--num_epochs_per_decay=2 --learning_rate_decay_factor=2': 'at most 1',
+  '--minimum_learning_rate=0.1': 'a constant learning rate',
+  '--learning_rate_schedule=cosine --polynomial_power=1': 'drop one',
+  '--learning_rate_schedule=cosine --resnet_base_lr=1': 'drop one',
+  '--learning_rate_schedule=resnet --init_learning_rate=1': 'drop one',
+  '--resnet_base_lr=0.1 --num_learning_rate_warmup_epochs=1': 'drop one',
+  '--learning_rate_schedule=cosine --init_learning_rate=1 --minimum_learning_rate=2': 'lies above',
+  # steps, lines, runs
+  '--num_runs=0': '1 or more',
+  '--num_runs=2 --train_dir=.': '--train_dir=. does not go with --num_runs=2',
+  '--num_runs=2 --trace_file=t': 'does not go with --num_runs=2',
+  '--tf_random_seed=-1': 'must lie in 0 ..',
+  '--display_perf_ewma=0': 'above 0, at most 1',
+  '--loss_type_to_report=loss': 'valid: base_loss, total_loss',
+  # checkpoints
+  '--save_model_steps=5': 'need --train_dir',
+  '--max_ckpts_to_keep=5': 'need --train_dir',
+  '--train_dir=. --save_model_steps=5 --save_model_secs=5': 'exclude each other',
+  '--train_dir=. --save_model_secs=0': 'above 0',
+  '--train_dir=. --max_ckpts_to_keep=-1': '0 or more',
+  '--train_dir=. --save_model_steps=5 --steps_per_call=2': 'no multiple of --steps_per_call=2',
+  # what TensorFlow is told before it starts
+  '--gpu_thread_mode=private': 'did you mean gpu_private',
+  '--gpu_thread_mode=global --per_gpu_thread_count=4': 'drop one',
+  '--device=cpu --gpu_thread_mode=global': 'no effect on CPU devices',
+  '--device=cpu --tf32=false': 'no effect on CPU devices',
+  '--num_intra_threads=-1': '0 or more',
+  '--autotune_threshold=0': '1 or more',
+  '--datasets_num_private_threads=0': '1 or more',
 }
 
 
@@ -181,13 +250,35 @@ def test_learning_rate_follows_the_batch_behind_one_update(arguments, rate):
 
 
 def test_steps_of_epochs_include_what_a_checkpoint_has_seen():
-  options = completed('--num_epochs=2', '--batch_size=5')  # 10 images a step
-  assert flags.steps.total(options, epoch_size=77, position=0) == 16  # 154 images
-  assert flags.steps.total(options, epoch_size=77, position=56) == 10  # 98 are left
-  with pytest.raises(UsageError, match='154 images, and the checkpoint has seen 154 already'):
-    flags.steps.total(options, epoch_size=77, position=154)
-  with pytest.raises(UsageError, match='is 2 steps, all of them warm-up'):
-    flags.steps.total(options, epoch_size=77, position=135)
+  options = completed('--num_epochs=2', '--batch_size=5', '--train_dir=.')  # 10 images a step
+  assert flags.steps.plan(options, 77, done=0, position=0) == (16, 2)  # 154 images
+  assert flags.steps.plan(options, 77, done=6, position=56) == (10, 2)  # 98 are left
+  assert flags.steps.plan(options, 77, done=16, position=154) == (0, 0)
+  assert '--num_epochs=2; raise that to go on' in flags.steps.finished(options, 16, 154)
+
+
+def test_the_last_steps_of_an_interrupted_training_are_made_and_the_last_is_timed():
+  options = completed('--num_batches=20', '--num_warmup_batches=5', '--train_dir=.')
+  assert flags.steps.plan(options, None, done=0, position=0) == (25, 5)
+  assert flags.steps.plan(options, None, done=10, position=40) == (15, 5)
+  assert flags.steps.plan(options, None, done=22, position=88) == (3, 2)
+  assert flags.steps.plan(options, None, done=24, position=96) == (1, 0)
+  assert flags.steps.plan(options, None, done=25, position=100) == (0, 0)
+
+
+def test_a_first_run_that_would_only_warm_up_is_refused():
+  options = completed('--num_epochs=1', '--batch_size=5', '--num_warmup_batches=8')
+  with pytest.raises(UsageError, match='is 8 steps, all of them warm-up'):
+    flags.steps.plan(options, 77, done=0, position=0)
+
+
+def test_warm_up_is_of_whole_calls_and_leaves_room_for_profiled_steps():
+  assert completed('--steps_per_call=5').num_warmup_batches == 5
+  options = completed('--trace_file=trace.json')
+  assert (flags.steps.num_profiled(options), options.num_warmup_batches) == (3, 4)
+  options = completed('--tfprof_file=ops.txt', '--steps_per_call=2')
+  assert (flags.steps.num_profiled(options), options.num_warmup_batches) == (4, 6)
+  assert flags.steps.num_profiled(completed()) == 0
 
 
 def test_whole_epochs_end_inside_the_pipeline_and_parts_by_steps():
@@ -229,6 +320,9 @@ def test_help_explains_every_flag_under_its_concern():
     ['--train_dir=.', '--data_dir=.', '--optimizer=adam', '--all_reduce_spec=copy'],
     ['--train_dir=.', '--data_dir=.', '--variable_update=independent', '--num_epochs=1'],
     ['--eval', '--train_dir=.', '--data_dir=.', '--num_batches=3'],
+    ['--train_dir=.', '--data_dir=.', '--save_model_steps=4', '--steps_per_call=2', '--use_fp16'],
+    ['--train_dir=.', '--save_model_secs=4', '--trace_file=t', '--print_training_accuracy'],
+    ['--num_runs=3', '--learning_rate_schedule=cosine', '--gradient_clip=1'],
   ],
 )
 def test_the_next_command_is_valid_and_another(arguments):

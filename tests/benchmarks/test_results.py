@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks import results
 from hpm.errors import DataError
+from tests.benchmarks.conftest import ROOT
 
 
 @pytest.fixture
@@ -23,10 +24,14 @@ def result():
     'images_per_second': 4.0,
     'images_per_second_total': 3.9,
     'images_per_second_median': 4.0,
+    'images_per_second_interval': None,
     'standard_error': 0.1,
     'jitter': 0.1,
     'step_seconds': [2.0],
     'step_images': [8],
+    'step_seconds_mean': 2.0,
+    'step_seconds_median': 2.0,
+    'step_seconds_percentiles': {'p50': 2.0},
   }
 
 
@@ -50,6 +55,16 @@ def test_a_failure_has_a_reason_and_no_throughput(result):
     results.validate({**result, 'status': 'failed', 'reason': 'the loss is nan'})
 
 
+@pytest.mark.parametrize('status', ['stopped', 'finished'])
+def test_what_did_not_end_by_itself_has_a_reason_and_no_throughput(result, status):
+  ended = {**without_throughput(result), 'status': status}
+  with pytest.raises(ValueError, match=f'no reason for status {status}'):
+    results.validate(ended)
+  results.validate({**ended, 'reason': 'SIGTERM'})
+  with pytest.raises(ValueError, match=f'jitter of a {status} run'):
+    results.validate({**ended, 'reason': 'SIGTERM', 'jitter': 1.0})
+
+
 def test_a_success_measured_something(result):
   nothing = without_throughput(result)
   with pytest.raises(ValueError, match='no images_per_second'):
@@ -68,6 +83,11 @@ def test_a_success_measured_something(result):
     ({'images_per_second': '4.0'}, "images_per_second is '4.0'"),
     ({'jitter': True}, 'jitter is True'),
     ({'imagse': 1}, 'unknown imagse'),
+    ({'step_seconds': [2.0, 'x']}, 'step_seconds is'),
+    ({'step_images': [8.5]}, 'step_images is'),
+    ({'images_per_second_interval': [1.0, float('inf')]}, 'images_per_second_interval is'),
+    ({'losses': [True]}, 'losses is'),
+    ({'runs': [1]}, 'runs is'),
   ],
 )
 def test_every_field_is_checked(result, change, problem):
@@ -95,3 +115,10 @@ def test_the_file_is_plain_json(tmp_path, result):
   path = tmp_path / 'run.json'
   results.write(str(path), result)
   assert json.loads(path.read_text())['step_seconds'] == [2.0]
+
+
+def test_the_schema_is_documented_as_it_is():
+  page = (ROOT / 'docs' / 'results_schema.md').read_text()
+  assert page == results.document(), 'python -m benchmarks.results > docs/results_schema.md'
+  for name in results.FIELDS:
+    assert f'| `{name}` |' in page

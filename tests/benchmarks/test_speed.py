@@ -2,6 +2,7 @@
 
 import pytest
 
+from benchmarks import speed
 from benchmarks.speed import RULE, Speed, summary
 
 
@@ -41,3 +42,50 @@ def test_step_line_is_tf_cnn_benchmarks_to_the_character():
 def test_summary_stands_between_rules():
   assert summary(2.904) == f'{RULE}\ntotal images/sec: 2.90\n{RULE}'
   assert RULE == '-' * 64
+
+
+def test_accuracies_are_two_more_words():
+  line = speed_of([2.0]).line(3, 1.0, (0.25, 0.5))
+  assert line == '3\timages/sec: 4.0 +/- 0.0 (jitter = 0.0)\t1.000\t0.250\t0.500'
+  assert len(line.split()) == 11
+  assert speed.title('base_loss', False) == 'Step\tImg/sec\tbase_loss'
+  columns = 'Step\tImg/sec\ttotal_loss\ttop_1_accuracy\ttop_5_accuracy'
+  assert speed.title('total_loss', True) == columns
+
+
+def test_the_weighted_mean_is_for_the_lines_alone():
+  timed = Speed(ewma=0.25)
+  for seconds in (1.0, 2.0, 4.0):
+    timed.add(seconds, 8)
+  # 1, then 0.25 * 2 + 0.75 * 1 = 1.25, then 0.25 * 4 + 0.75 * 1.25 = 1.9375 seconds for 8 images.
+  assert timed.line(3, 0.0).startswith(f'3\timages/sec: {8 / 1.9375:.1f} +/-')
+  assert timed.mean == pytest.approx(24 / 7)
+
+
+def test_interval_is_students_on_the_mean_time():
+  # Mean 2, standard deviation 1, three values: 2 degrees of freedom, t = 4.303.
+  low, high = speed.interval([1.0, 2.0, 3.0], 8.0)
+  half = 4.303 / 3**0.5
+  assert low == pytest.approx(8.0 / (2 + half))
+  assert high == pytest.approx(8.0 / 1.0)  # 2 - half is below 0: no more than the fastest says
+  low, high = speed.interval([2.0, 2.0, 2.0, 2.0], 8.0)
+  assert low == high == pytest.approx(4.0)
+  assert speed.interval([2.0], 8.0) is None
+
+
+def test_percentiles_lie_between_neighbours():
+  values = speed.percentiles([3.0, 1.0, 2.0, 4.0, 5.0])
+  assert (values['p50'], values['p25'], values['p75']) == (3.0, 2.0, 4.0)
+  assert values['p95'] == pytest.approx(4.8)
+  assert speed.percentiles([7.0]) == dict.fromkeys(values, 7.0)
+
+
+def test_drift_is_found_and_noise_is_none():
+  noise = [0.01 * ((7 * i) % 5 - 2) for i in range(60)]
+  steady = [1.0 + n for n in noise]
+  assert speed.drift(steady) is None
+  slower = [1.0 + n + (0.2 if i >= 40 else 0.0) for i, n in enumerate(noise)]
+  assert speed.drift(slower) == pytest.approx(0.2, abs=0.03)
+  spikes = [9.0 if i % 20 == 19 else t for i, t in enumerate(steady)]
+  assert speed.drift(spikes) is None
+  assert speed.drift([1.0] * 5 + [2.0] * 5) is None  # too few to tell

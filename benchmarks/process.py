@@ -1,19 +1,28 @@
-"""TensorFlow's import and its devices, without the noise that it makes on the way."""
+"""This process: TensorFlow's start, its devices, and how the process is asked to stop."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import os
 import shutil
+import signal
 import sys
 import tempfile
 
-from benchmarks import machine
 from hpm.errors import UsageError
 
-__all__ = ['devices', 'gpu_names']
+__all__ = ['devices', 'gpu_names', 'set_environment', 'terminations']
 
 _LEVEL = 'TF_CPP_MIN_LOG_LEVEL'
 _LEVEL_ERRORS = '2'
+
+
+def set_environment(changes: Mapping[str, str | None]) -> None:
+  """Sets variables, or removes those of value None; TensorFlow reads them while it starts."""
+  for name, value in changes.items():
+    if value is None:
+      os.environ.pop(name, None)
+    else:
+      os.environ[name] = value
 
 
 def devices(kind: str | None, count: int | None) -> tuple[str, ...]:
@@ -26,9 +35,6 @@ def devices(kind: str | None, count: int | None) -> tuple[str, ...]:
   Raises:
     UsageError: TensorFlow doesn't see so many GPUs.
   """
-  if kind != 'gpu':
-    # Off by default on many processors, where it is worth a third of ResNet-50's speed.
-    os.environ.setdefault(machine.ONEDNN, '1')
   with _quiet() as hidden:
     import tensorflow as tf
 
@@ -58,6 +64,29 @@ def gpu_names(devices: Sequence[str]) -> list[str]:
     for device in devices
     if 'GPU' in device
   ]
+
+
+@contextlib.contextmanager
+def terminations() -> Iterator[list[int]]:
+  """While it lasts, a SIGTERM is noted in the list that it yields; a second one ends the process.
+
+  In another thread than the main one, which Python lets set no handler, nothing is noted.
+  """
+  received: list[int] = []
+
+  def note(number: int, frame: object) -> None:
+    received.append(number)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+  try:
+    before = signal.signal(signal.SIGTERM, note)
+  except ValueError:
+    yield received
+    return
+  try:
+    yield received
+  finally:
+    signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,125 @@
+"""Checkpoints of a run: resumed from, written while it goes on, and when it is told to stop."""
+
+from __future__ import annotations  # hpm.TrainStep in a signature would import TensorFlow
+
+from collections.abc import Iterator
+import time
+from typing import Any
+
+from benchmarks.loop import Step, say
+import hpm
+from hpm.errors import UsageError
+
+__all__ = ['Saving', 'Stopped', 'restore', 'resume']
+
+
+class Stopped(Exception):
+  """The run was told to stop, and has: one line that says what became of it."""
+
+
+class Saving:
+  """When checkpoints are written, and what stops a run.
+
+  Args:
+    step: whose variables are saved.
+    pipeline: whose position is saved with them.
+    directory: None writes none.
+    stop: not empty as soon as the run has to stop (see `process.terminations`).
+    every_steps, every_s: distance of checkpoints, one of them or neither.
+    keep: the newest so many stay; 0 keeps all.
+    record: gets the path of the last one.
+  """
+
+  def __init__(
+    self,
+    step: hpm.TrainStep | hpm.EvalStep,
+    pipeline: hpm.pipelines.Pipeline,
+    directory: str | None,
+    stop: list[int],
+    *,
+    every_steps: int | None = None,
+    every_s: float | None = None,
+    keep: int = 0,
+    record: dict[str, Any],
+  ):
+    self._step, self._pipeline, self._stop = step, pipeline, stop
+    self._every_steps, self._every_s = every_steps, every_s
+    self._record = record
+    self._writer = None if directory is None else hpm.checkpoint.Writer(directory, keep or None)
+    self._saved_at = time.monotonic()
+    self._saved_step = self._done()
+
+  def over(self, steps: Iterator[Step]) -> Iterator[Step]:
+    """Passes steps on; after each, a checkpoint if one is due, and an end if one is asked for."""
+    for step in steps:
+      yield step
+      if not step.settled:
+        continue
+      if self._stop:
+        self._end()
+      if self._writer is not None and self._due(step):
+        self._save()
+
+  def finish(self) -> None:
+    """The checkpoint at the end of a run."""
+    if self._writer is None:
+      return
+    if self._done() != self._saved_step:
+      self._save()
+    self._writer.wait()
+    say(f'Saved {self._record["checkpoint"]}')
+
+  def _end(self) -> None:
+    if self._writer is None:
+      raise Stopped('stopped by SIGTERM; without --train_dir nothing is kept')
+    self._save()
+    self._writer.wait()
+    raise Stopped(
+      f'stopped by SIGTERM after step {self._saved_step}: saved {self._record["checkpoint"]}; the '
+      'same command goes on from there'
+    )
+
+  def _due(self, step: Step) -> bool:
+    if self._every_steps is not None:
+      return int(step.metrics.step) // self._every_steps > self._saved_step // self._every_steps
+    return self._every_s is not None and time.monotonic() - self._saved_at >= self._every_s
+
+  def _save(self) -> None:
+    position = int(self._step.named_variables()['samples'])
+    self._record['checkpoint'] = self._writer.save(self._step, self._pipeline.state(position))
+    self._saved_at, self._saved_step = time.monotonic(), self._done()
+
+  def _done(self) -> int:
+    return int(self._step.named_variables()['step']) if self._writer is not None else 0
+
+
+def resume(
+  directory: str | None, step: hpm.TrainStep, pipeline: hpm.pipelines.Pipeline, record: dict
+) -> tuple[int, int]:
+  """Goes on from the newest checkpoint, if there is one; returns the steps and images behind it."""
+  if directory is None or hpm.checkpoint.latest(directory) is None:
+    return 0, 0
+  path = record['resumed_from'] = restore(directory, step)
+  named = step.named_variables()
+  done, position = int(named['step']), int(named['samples'])
+  state = hpm.checkpoint.facts(path).get('pipeline') or pipeline.state(position)
+  try:
+    pipeline.restore(state)
+  except UsageError as error:
+    raise UsageError(f'{path} does not fit the data of this run: {error}') from None
+  say(f'Going on after step {done}, {position} images')
+  return done, position
+
+
+def restore(directory: str, step: hpm.TrainStep) -> str:
+  """Restores from the newest checkpoint of `directory` and says so; returns its path."""
+  path = hpm.checkpoint.latest(directory)
+  if path is None:
+    raise UsageError(
+      f'--train_dir={directory} has no checkpoint (ckpt-*): train first, without --eval'
+    )
+  notices = hpm.checkpoint.restore(path, step)
+  say(f'Successfully loaded model from {path}.')
+  for notice in notices:
+    say(f'Notice: {notice}')
+  return path
