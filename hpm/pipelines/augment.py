@@ -7,11 +7,13 @@ a stateless op, so that a sample's crop and flip depend on its seed alone.
 import tensorflow as tf
 
 __all__ = [
+  'central_source',
   'central_window',
   'decode',
   'decode_window',
   'distort_colors',
   'flip',
+  'flips',
   'is_jpeg',
   'jpeg_shape',
   'num_pixels',
@@ -142,7 +144,8 @@ def resize(image: tf.Tensor, size: 'int | tf.Tensor') -> tf.Tensor:
   resized = tf.raw_ops.ResizeBilinear(
     images=image[tf.newaxis], size=[size, size], half_pixel_centers=True
   )
-  return tf.cast(resized[0] + 0.5, tf.uint8)
+  # Halves go to the even level, as in DALI: halves are common where a window shrinks to a half.
+  return tf.cast(tf.round(resized[0]), tf.uint8)
 
 
 def resize_antialiased(image: tf.Tensor, size: 'int | tf.Tensor') -> tf.Tensor:
@@ -187,9 +190,14 @@ def _to_uint8(image: tf.Tensor) -> tf.Tensor:
   return tf.cast(tf.clip_by_value(image + 0.5, 0.0, 255.0), tf.uint8)
 
 
+def flips(seed: tf.Tensor) -> tf.Tensor:
+  """int32 [1]: 1 where `flip` exchanges left and right, 0 where it doesn't."""
+  return tf.random.stateless_uniform([1], seed, 0, 2, tf.int32, alg='philox')
+
+
 def flip(image: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
   """Left and right exchanged in half of all cases, as int64 [2] `seed` says."""
-  times = tf.random.stateless_uniform([1], seed, 0, 2, tf.int32, alg='philox')
+  times = flips(seed)
   # A list of no axes or of one costs less than a branch.
   return tf.reverse(image, tf.fill(times, 1))
 
@@ -204,6 +212,24 @@ def central_window(shape: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
   sides = tf.cast(shape[:2], tf.float32)
   resized = tf.cast(tf.round(sides * (short / tf.reduce_min(sides))), tf.int32)
   return resized, (resized - size) // 2
+
+
+def central_source(shape: tf.Tensor, size: int) -> tf.Tensor:
+  """The window (int32 [4]) of an image that `resize_central_crop` reads, or somewhat more.
+
+  Args:
+    shape: int32 [3], of the image.
+    size: pixels.
+  """
+  resized, offset = central_window(shape, size)
+  step = tf.cast(shape[:2], tf.float32) / tf.cast(resized, tf.float32)
+  # A pixel is the middle of its kernel, which reaches one step to each side, at least one pixel.
+  reach = tf.maximum(step, 1.0) + 1.0
+  begin = tf.floor((tf.cast(offset, tf.float32) + 0.5) * step - reach)
+  end = tf.math.ceil((tf.cast(offset + size, tf.float32) - 0.5) * step + reach)
+  first = tf.maximum(tf.cast(begin, tf.int32), 0)
+  last = tf.minimum(tf.cast(end, tf.int32), shape[:2])
+  return tf.concat([first, last - first], 0)
 
 
 def resize_central_crop(image: tf.Tensor, size: int) -> tf.Tensor:

@@ -19,10 +19,12 @@ import numpy as np
 from hpm.errors import DataError
 
 __all__ = [
+  'END',
   'LENGTHS_OFFSET',
   'PREFIX',
   'PREFIX_OFFSET',
   'RESTARTS',
+  'START',
   'VERSION',
   'Layout',
   'add_index',
@@ -47,7 +49,9 @@ MIN_WIDTH = 5
 
 RESTARTS = tuple(bytes([0xFF, 0xD0 + number]) for number in range(8))
 
-_SOI, _INDEX, _EOI = b'\xff\xd8', b'\xff\xef', b'\xff\xd9'
+START, END = b'\xff\xd8', b'\xff\xd9'
+
+_INDEX = b'\xff\xef'
 _SOF, _SOS, _DRI = (0xC0, 0xC1), 0xDA, 0xDD  # frames that are sequential and Huffman-coded
 
 
@@ -138,14 +142,14 @@ def assemble(encoded: bytes, window: Sequence[int]) -> tuple[bytes, int, int]:
     encoded[start:end] for start, end in zip(starts.ravel().tolist(), ends.ravel().tolist())
   ]
   parts[1::2] = itertools.islice(itertools.cycle(RESTARTS), ends.size)
-  parts[-1] = _EOI
+  parts[-1] = END
   top, left = first_row * where.down, first * where.across
   height = min((last_row + 1) * where.down, where.height) - top
   width = min((last + 1) * where.across, where.width) - left
   header = LENGTHS_OFFSET + 2 * sizes.size
   small = b''.join(
     [
-      _SOI,
+      START,
       encoded[header : where.frame],
       (height << 16 | width).to_bytes(4, 'big'),
       encoded[where.frame + 4 : where.scan],
@@ -158,7 +162,7 @@ def assemble(encoded: bytes, window: Sequence[int]) -> tuple[bytes, int, int]:
 def without_index(encoded: bytes) -> bytes:
   """The JPEG alone: its restart markers stay."""
   where = layout(encoded)
-  return _SOI + encoded[LENGTHS_OFFSET + 2 * where.rows * where.columns :]
+  return START + encoded[LENGTHS_OFFSET + 2 * where.rows * where.columns :]
 
 
 def add_index(jpeg: bytes) -> bytes:
@@ -185,7 +189,7 @@ def add_index(jpeg: bytes) -> bytes:
     raise DataError(f'{len(sizes)} segments of up to {sizes.max()} bytes do not fit into an index')
   beside = any(across < most_across for across, _ in factors)
   above = any(down < most_down for _, down in factors)
-  moved = LENGTHS_OFFSET + 2 * len(sizes) - len(_SOI)
+  moved = LENGTHS_OFFSET + 2 * len(sizes) - len(START)
   index = PREFIX + _LAYOUT.pack(
     frame + moved,
     scan + moved,
@@ -198,12 +202,12 @@ def add_index(jpeg: bytes) -> bytes:
     beside + 2 * above,
   )
   index += sizes.astype('<u2').tobytes()
-  return _SOI + _INDEX + struct.pack('>H', len(index) + 2) + index + jpeg[len(_SOI) :]
+  return START + _INDEX + struct.pack('>H', len(index) + 2) + index + jpeg[len(START) :]
 
 
 def _parse(jpeg: bytes) -> tuple[int, int, int]:
   """Offset of the frame's height, restart interval, and offset of the scan's data."""
-  if not jpeg.startswith(_SOI):
+  if not jpeg.startswith(START):
     raise DataError('not a JPEG')
   position, frame, interval = 2, 0, 0
   while position + 4 <= len(jpeg) and jpeg[position] == 0xFF:
@@ -227,7 +231,7 @@ def _segment_lengths(jpeg: bytes, start: int) -> np.ndarray:
   escapes = np.flatnonzero(data[:-1] == 0xFF)
   markers = escapes[data[escapes + 1] != 0]  # FF 00 is a byte FF of the data
   expected = 0xD0 + np.arange(len(markers)) % 8
-  expected[-1:] = _EOI[1]
+  expected[-1:] = END[1]
   if not len(markers) or not np.array_equal(data[markers + 1], expected):
     raise DataError('not a JPEG of one scan with restart markers in turn')
   return np.diff(markers, prepend=-2) - 2

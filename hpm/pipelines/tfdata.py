@@ -8,7 +8,7 @@ Training decodes only the window that the crop needs (exactly, see `augment.deco
 batches stay uint8: `hpm.pipelines.normalize` does the rest on the device.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -175,10 +175,8 @@ class TfDataPipeline(base.Pipeline):
   def dataset(self) -> tf.data.Dataset:
     """(uint8 [B, H, W, 3], int32 [B]), and int64 [B] ids if asked for, from the position on."""
     with tf.device('/CPU:0'):
-      samples = self._decoded(self._samples(self._first_sample))
-      endless = self._num_epochs is None
-      batches = samples.batch(self.batch_size, drop_remainder=endless)
-      if endless:  # said to consumers, who may then count on full batches
+      batches = self._batches(self._first_sample)
+      if self._num_epochs is None:  # said to consumers, who may then count on full batches
         batches = batches.apply(
           tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
         )
@@ -186,6 +184,11 @@ class TfDataPipeline(base.Pipeline):
       options.deterministic = True
       options.autotune.enabled = False  # nothing is left to tune, and its buffers grow
       return batches.prefetch(self._prefetch).with_options(options)
+
+  def _batches(self, first: int) -> tf.data.Dataset:
+    """What `dataset` gives, from position `first` on."""
+    samples = self._decoded(self._samples(first))
+    return samples.batch(self.batch_size, drop_remainder=self._num_epochs is None)
 
   def state(self, num_samples: int) -> dict[str, int]:
     samples = base.at_least(0, 'num_samples', num_samples, 'give the samples consumed')
@@ -260,7 +263,7 @@ class TfDataPipeline(base.Pipeline):
       image, size = self._training_image(encoded, position, sample.boxes)
     else:
       size = self.image_size
-      image = augment.resize_central_crop(self.source.decode(encoded), size)
+      image = self._evaluation_image(encoded)
     static = size if isinstance(size, int) else None
     image = tf.ensure_shape(image, [static, static, 3])
     return (image, label, ident) if self._with_ids else (image, label)
@@ -319,17 +322,26 @@ class TfDataPipeline(base.Pipeline):
     self, encoded: tf.Tensor, position: tf.Tensor, boxes: tf.Tensor | None
   ) -> tuple[tf.Tensor, int | tf.Tensor]:
     def seed(use: str) -> tf.Tensor:
-      return tf.stack([order.subseed(self._seed, use), position])
+      return self._sample_seed(use, position)
 
-    window = self.source.decode_crop(
-      encoded, lambda shape: augment.random_window(shape, seed('crop'), boxes)
-    )
+    window = self._crop(encoded, lambda shape: augment.random_window(shape, seed('crop'), boxes))
     size = self._size_at(position)
     resize = augment.resize_antialiased if self._antialias else augment.resize
     image = augment.flip(resize(window, size), seed('flip'))
     if self._distort_colors:
       image = augment.distort_colors(image, seed('colors'))
     return image, size
+
+  def _sample_seed(self, use: str, position: tf.Tensor) -> tf.Tensor:
+    """int64 [2]: what decides on a sample's 'crop', 'flip' or 'colors'."""
+    return tf.stack([order.subseed(self._seed, use), position])
+
+  def _crop(self, encoded: tf.Tensor, choose: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+    """The window that `choose` makes of an image's shape; see `Source.decode_crop`."""
+    return self.source.decode_crop(encoded, choose)
+
+  def _evaluation_image(self, encoded: tf.Tensor) -> tf.Tensor:
+    return augment.resize_central_crop(self.source.decode(encoded), self.image_size)
 
   def _size_at(self, position: tf.Tensor) -> 'int | tf.Tensor':
     """The image size of the batch that holds the sample at `position`."""
