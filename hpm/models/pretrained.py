@@ -4,10 +4,10 @@
   params, state = pretrained.load(model, 'resnet50.weights.h5')
 
 Sources are keras.applications (weight files of Keras 3 and of Keras 2, or a model in memory) and
-torchvision or timm (state dicts as `.safetensors` or `.pth`). What a layer is called there stands
-beside each family, in its functions `keras_layer` and `torch_layer`. Where a library's form of a
-network differs from ours, the model must have been created in that form (`variant`). Nothing is
-downloaded.
+torchvision (state dicts as `.safetensors` or `.pth`), also timm where it keeps torchvision's names:
+ResNet, DenseNet, Inception v3. What a layer is called there stands beside each family, in its
+functions `keras_layer` and `torch_layer`. Where a library's form of a network differs from ours,
+the model must have been created in that form (`variant`). Nothing is downloaded.
 
 Keras gives the convolutions of ResNet v1 biases in front of batch norm. They change nothing but the
 moving mean, and are subtracted from it; back in Keras they are zero.
