@@ -108,6 +108,8 @@ class TrainStep:
     report_decay: whether that penalty is in the reported loss. It never is in the towers' losses.
     count_hits: whether the step counts `Metrics.top_1` and `top_5`, on its own training batch.
     xla: compiles the tower by XLA (`jit_compile`); static batch sizes then compile once.
+    gradient_reduction: 'mean' over the global batch, or 'sum' over devices of each device's mean,
+      as tf_cnn_benchmarks' `replicated` has it: so many times the learning rate.
 
   Attributes:
     num_traces: how often the tower has been traced; once for all devices.
@@ -131,6 +133,7 @@ class TrainStep:
     report_decay: bool = False,
     count_hits: bool = False,
     xla: bool = False,
+    gradient_reduction: str = 'mean',
   ):
     if not isinstance(loss_scale, DynamicLossScale) and not loss_scale > 0:
       raise UsageError(f'loss_scale {loss_scale}: must be positive')
@@ -138,6 +141,11 @@ class TrainStep:
       raise UsageError(f'accumulate {accumulate}: at least 1 part is needed')
     if not weight_decay >= 0:
       raise UsageError(f'weight_decay {weight_decay}: must not be negative')
+    if xla and manager.cross_replica:
+      raise UsageError(
+        'xla: XLA compiles no collective inside a tower, but '
+        "batch_norm_statistics='cross_replica' needs some: leave one of the two out"
+      )
     self.model = model
     self.manager = manager
     self.optimizer = optimizer
@@ -157,7 +165,9 @@ class TrainStep:
       clip_value=clip_value,
       weight_decay=decay,
       check_finite=isinstance(loss_scale, DynamicLossScale),
+      reduction=gradient_reduction,
     )
+    self._sum_of_means = gradient_reduction == 'sum'
     self._transform()  # refuses bounds before anything is built
     manager.create(params, state, optimizer)
     with tf.device(manager.home):
@@ -208,7 +218,7 @@ class TrainStep:
         for name, variable in self._counters.items()
       }
       loss_scale = before.get('loss_scale', self._loss_scale)
-      scale = loss_scale / _largest(batches)
+      scale = loss_scale if self._sum_of_means else loss_scale / _largest(batches)
     towers, sums = [], []
     for i, (device, (images, labels)) in enumerate(zip(manager.devices, batches, strict=True)):
       params, state = manager.read(i)
@@ -218,9 +228,18 @@ class TrainStep:
         rng = tf.stack([tf.constant(self._seed, tf.int32), count])
       if i == 0:
         penalty = self._penalty(params)
+      num_samples = _num_samples(images, device, manager.home)
+      of_loss, token = scale, None
+      if self._sum_of_means:
+        with tf.device(manager.home):
+          of_loss = scale / tf.cast(tf.maximum(num_samples, 1), tf.float32)
+      if manager.cross_replica:
+        token = manager.cross_replica.token(i)
       with tf.name_scope(f'tower_{i}'), tf.device(device):  # the name is for profiles
-        gradients, state, of_tower = self._tower(params, state, images, labels, rng, scale)
-      towers.append(TowerResult(gradients, state, _num_samples(images, device, manager.home)))
+        gradients, state, of_tower = self._tower(params, state, images, labels, rng, of_loss, token)
+      if manager.cross_replica:
+        manager.cross_replica.used_in(device, of_tower['loss'].op)
+      towers.append(TowerResult(gradients, state, num_samples))
       sums.append(of_tower)
     operations, finite = manager.update(
       towers, self._transform(scale), self.optimizer, before['step']
@@ -304,18 +323,17 @@ class TrainStep:
         [factor * tf.nn.l2_loss(params[name]) for name, factor in self._reported_decay.items()]
       )
 
-  def _build_tower(self, params, state, images, labels, rng, scale):
+  def _build_tower(self, params, state, images, labels, rng, scale, token):
     """Normalise, model, loss, gradients: traced once, called on every device.
 
     Returns:
       The gradients, the new state, and sums over samples by name, 'loss' among them.
     """
     self.num_traces += 1
-    if self._accumulate == 1:
-      return self._gradients(params, state, images, labels, rng, scale)
-    return self._accumulated(params, state, images, labels, rng, scale)
+    build = self._gradients if self._accumulate == 1 else self._accumulated
+    return build(params, state, images, labels, rng, scale, token)
 
-  def _accumulated(self, params, state, images, labels, rng, scale):
+  def _accumulated(self, params, state, images, labels, rng, scale, token):
     """`_gradients` over the parts of a batch, one after the other, in a loop in the graph."""
     parts, size = self._accumulate, images.shape[0]
     if size is not None and size % parts:
@@ -331,7 +349,7 @@ class TrainStep:
       # Apart from all that towers and steps count up: no two dropout masks alike.
       seed = rng + tf.stack([i * _PRIME, 0])
       more, new_state, more_sums = self._gradients(
-        params, state, some_images, some_labels, seed, scale
+        params, state, some_images, some_labels, seed, scale, token
       )
       moved.update(new_state)
       total = {name: gradient + more[name] for name, gradient in gradients.items()}
@@ -350,15 +368,20 @@ class TrainStep:
     )
     return gradients, {name: new_state[name] for name in state if name in moved}, sums
 
-  def _gradients(self, params, state, images, labels, rng, scale):
+  def _gradients(self, params, state, images, labels, rng, scale, token):
     maybe_empty = not images.shape[0]
+    options = {}
     if maybe_empty:
       num_samples = tf.shape(images)[0]
+      some = num_samples > 0
       images, labels = _never_empty(images, labels)
+    if token is not None:  # a blank sample is none of the global batch's
+      present = tf.cast(some, tf.float32) if maybe_empty else None
+      options['cross_replica'] = self.manager.cross_replica.function(token, present)
     images = self._preprocess(images, self.model.dtype, self.model.data_format)
     with tf.GradientTape() as tape:
       tape.watch(params)
-      forward = self.model.forward(params, state, images, training=True, rng=rng)
+      forward = self.model.forward(params, state, images, training=True, rng=rng, **options)
       losses = self._loss(labels, forward.logits)
       for logits, weight in forward.auxiliary:
         losses += weight * self._loss(labels, logits)
@@ -371,8 +394,7 @@ class TrainStep:
     gradients = tape.gradient(objective, params, unconnected_gradients='zero')
     # What the model leaves as it is (frozen variables) the managers needn't move.
     new_state = {n: value for n, value in forward.new_state.items() if value is not state[n]}
-    if maybe_empty:
-      some = num_samples > 0
+    if maybe_empty and token is None:  # statistics of all towers are as good without this one
       new_state = {name: tf.where(some, new_state[name], state[name]) for name in new_state}
     sums = {'loss': loss}
     if self._count_hits:
@@ -435,7 +457,7 @@ class EvalStep:
     manager = self.manager
     sums, counts = [], []
     for i, (device, (images, labels)) in enumerate(zip(manager.devices, batches, strict=True)):
-      params, state = manager.read(i)
+      params, state = manager.read(i, training=False)
       with tf.name_scope(f'tower_{i}'), tf.device(device):
         sums.append(self._tower(params, state, images, labels))
       counts.append(_num_samples(images, device, manager.home))

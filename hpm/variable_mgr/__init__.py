@@ -1,13 +1,16 @@
 """Variable managers: where variables live, what a tower reads, how gradients meet, who updates.
 
 A new mode is one new file and one line in `VARIABLE_MANAGERS`; a new all-reduce one line in
-`ALL_REDUCES`.
+`ALL_REDUCES`. Both take yours as well, or are given its 'module:class' in place of a name; see
+docs/own_managers.md.
 """
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpm import registry
+from hpm.errors import UsageError
+from hpm.variable_mgr import spec
 
 if TYPE_CHECKING:
   from hpm.variable_mgr.allreduce import AllReduce
@@ -34,8 +37,13 @@ VARIABLE_MANAGERS = {
 
 ALL_REDUCES = {
   'copy': 'hpm.variable_mgr.allreduce:Copy',
-  'collective': 'hpm.variable_mgr.allreduce:Collective',
-  'nccl': 'hpm.variable_mgr.allreduce:nccl',
+  'psgpu': 'hpm.variable_mgr.sharded:psgpu',
+  'pscpu': 'hpm.variable_mgr.sharded:pscpu',
+  'xring': 'hpm.variable_mgr.ring:Ring',
+  'rechd': 'hpm.variable_mgr.halving:HalvingDoubling',
+  'hierarchical_copy': 'hpm.variable_mgr.hierarchical:HierarchicalCopy',
+  'collective': 'hpm.variable_mgr.collective:Collective',
+  'nccl': 'hpm.variable_mgr.collective:nccl',
 }
 
 __getattr__ = registry.lazy(
@@ -50,17 +58,37 @@ __getattr__ = registry.lazy(
 )
 
 
-def create(name: str, devices: Sequence[str], **options: Any) -> 'VariableManager':
+def create(
+  name: str, devices: Sequence[str], *, variable_consistency: str = 'strong', **options: Any
+) -> 'VariableManager':
   """The manager called `name` over compute devices such as `('/GPU:0', '/GPU:1')`.
 
   Args:
-    name: one of `VARIABLE_MANAGERS`.
+    name: one of `VARIABLE_MANAGERS`, or 'module:class' for one of your own.
     devices: device strings, one a tower.
+    variable_consistency: 'strong', or 'relaxed' to apply gradients one step late.
     **options: what the manager's own class takes.
   """
-  return registry.resolve('variable manager', VARIABLE_MANAGERS, name)(devices, **options)
+  if variable_consistency not in ('relaxed', 'strong'):
+    raise UsageError(f'variable_consistency {variable_consistency!r}: use strong or relaxed')
+  names = {name: name} if spec.is_path(name, VARIABLE_MANAGERS) else VARIABLE_MANAGERS
+  manager = registry.resolve('variable manager', names, name)(devices, **options)
+  if variable_consistency == 'strong':
+    return manager
+  from hpm.variable_mgr import relaxed  # TensorFlow is imported only here
+
+  return relaxed.Relaxed(manager)
 
 
 def all_reduce(spec: str, devices: Sequence[str], **options: Any) -> 'AllReduce':
-  """The all-reduce that `spec` names, over `devices`."""
-  return registry.resolve('all-reduce', ALL_REDUCES, spec)(devices, **options)
+  """The all-reduce that a spec such as 'xring#2' or 'pscpu:32k:collective' stands for.
+
+  Args:
+    spec: see `hpm.variable_mgr.spec`; a whole 'module:function' is one of your own.
+    devices: device strings.
+    **options: `transfer_dtype` ('float16', 'bfloat16'), `sum_on` of copy, `network_topology` of
+      hierarchical_copy; each reaches the algorithms that take it.
+  """
+  from hpm.variable_mgr import composed  # TensorFlow is imported only here
+
+  return composed.build(spec, ALL_REDUCES, devices, options)

@@ -4,21 +4,29 @@
   sums = all_reduce([[a0, b0], [a1, b1]])        # a0, b0 on devices[0]; a1, b1 on devices[1]
   # sums[0] = [a0 + a1, b0 + b1] on devices[0], sums[1] the same on devices[1]
 
-Every device ends with the same bits: each sum is formed in one place and then copied, or by a ring
-that forms each part in one place.
+Every device ends with the same bits: each sum is formed in one place, as a whole or part by part,
+and then copied.
 """
 
 from collections.abc import Sequence
-import itertools
-from typing import Any, Protocol
-import weakref
+from typing import Protocol
 
 import tensorflow as tf
 
 from hpm.devices import CPU
 from hpm.errors import UsageError
 
-__all__ = ['AllReduce', 'Collective', 'Copy', 'HalfTransfer', 'nccl']
+__all__ = [
+  'Algorithm',
+  'AllReduce',
+  'Copy',
+  'HalfTransfer',
+  'even',
+  'flat',
+  'half',
+  'joined',
+  'split',
+]
 
 Lists = Sequence[Sequence[tf.Tensor]]
 
@@ -34,115 +42,97 @@ class AllReduce(Protocol):
     """One list a device, all of the same shapes and dtypes -> the sums, on each device."""
 
 
-class Copy:
-  """Sums on one device and copies the result back to all.
+class Algorithm:
+  """Base of the all-reduces that are built of copies and sums, one tensor at a time.
+
+  A subclass says in `_reduce` what happens to one tensor of each device. With a transfer dtype
+  float32 values cross between devices in half precision and are summed in float32 where they
+  arrive; the finished sum is rounded once for all devices, the one that formed it included.
 
   Args:
     devices: device strings, as many as lists.
-    sum_on: 'spread' sums tensor i on device i mod n, which spreads the work and the traffic; 'cpu'
-      sums all on the host.
+    transfer_dtype: 'float16', 'bfloat16', or None for the tensors' own.
   """
 
   variables: list[tf.Variable] = []
 
-  def __init__(self, devices: Sequence[str], sum_on: str = 'spread'):
-    if sum_on not in ('cpu', 'spread'):
-      raise UsageError(f'sum_on {sum_on!r}: use cpu or spread')
+  def __init__(self, devices: Sequence[str], transfer_dtype: str | None = None):
     self._devices = tuple(devices)
-    self._places = (CPU,) if sum_on == 'cpu' else self._devices
-
-  def __call__(self, tensors: Lists) -> list[list[tf.Tensor]]:
-    sums: list[list[tf.Tensor]] = [[] for _ in self._devices]
-    for values, place in zip(zip(*tensors, strict=True), itertools.cycle(self._places)):
-      with tf.device(place):
-        total = tf.add_n(values)
-      for device, result in zip(self._devices, sums, strict=True):
-        if device == place:
-          result.append(total)
-        else:
-          with tf.device(device):
-            result.append(tf.identity(total))
-    return sums
-
-
-class Collective:
-  """TensorFlow's collective op: a ring over CPU devices, NCCL over GPUs.
-
-  Devices issue their collectives in the same order, chained on each device by control edges and
-  (for a `tf.function`, which would otherwise chain them over all devices and deadlock) by an
-  ordering token, one variable a device.
-
-  Args:
-    devices: device strings, as many as lists.
-    hint: TensorFlow's communication hint, 'auto', 'ring' or 'nccl'.
-    timeout_s: after so many seconds without a peer the step fails; 0 waits for ever.
-  """
-
-  _group_keys = itertools.count(1)
-  _instance_keys = itertools.count(1)
-
-  def __init__(self, devices: Sequence[str], hint: str = 'auto', timeout_s: float = 300.0):
-    self._devices = tuple(devices)
-    self._hint = hint
-    self._timeout_s = timeout_s
-    self._group_key = next(self._group_keys)
-    # Graph -> device -> name of its last collective: names, since an op would keep its graph alive.
-    self._last: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-    self.variables: list[tf.Variable] = []
+    self._wire = None if transfer_dtype is None else half(transfer_dtype)
 
   def __call__(self, tensors: Lists) -> list[list[tf.Tensor]]:
     if len(self._devices) == 1:
       return [list(values) for values in tensors]
-    if not self.variables:
-      self.variables = [self._token(device) for device in self._devices]
-    keys = [next(self._instance_keys) for _ in tensors[0]]
-    graph = tf.compat.v1.get_default_graph()
-    last = self._last.setdefault(graph, {})  # a step reduces gradients and state, in two calls
-    sums = []
-    for device, token, values in zip(self._devices, self.variables, tensors, strict=True):
-      with tf.device(device):
-        size = tf.constant(len(self._devices))
-        group = tf.constant(self._group_key)
-        result: list[tf.Tensor] = []
-        for key, value in zip(keys, values, strict=True):
-          before = [graph.get_operation_by_name(last[device])] if device in last else []
-          with tf.control_dependencies(before):
-            reduced = tf.raw_ops.CollectiveReduceV2(
-              input=value,
-              group_size=size,
-              group_key=group,
-              instance_key=tf.constant(key),
-              ordering_token=[token.handle],
-              merge_op='Add',
-              final_op='Id',
-              communication_hint=self._hint,
-              timeout_seconds=self._timeout_s,
-            )
-          last[device] = reduced.op.name
-          result.append(reduced)
-        sums.append(result)
+    sums: list[list[tf.Tensor]] = [[] for _ in self._devices]
+    for index, values in enumerate(zip(*tensors, strict=True)):
+      for result, value in zip(sums, self._reduce(values, index), strict=True):
+        result.append(value)
     return sums
 
-  def _token(self, device: str) -> tf.Variable:
-    with tf.init_scope():  # out of the function that is being traced
-      with tf.device(CPU):
-        value = tf.zeros([])
-      with tf.device(device):
-        return tf.Variable(value, name='collective_token')
+  def _reduce(self, values: Sequence[tf.Tensor], index: int) -> list[tf.Tensor]:
+    """The sum of one value a device, on each device; `index` counts the tensors of a call."""
+    raise NotImplementedError
+
+  def _pack(self, value: tf.Tensor, device: str) -> tf.Tensor:
+    """The value as it leaves `device`, where it lies."""
+    if self._wire is None or value.dtype != tf.float32:
+      return value
+    with tf.device(device):
+      return tf.cast(value, self._wire)
+
+  def _unpack(self, packed: tf.Tensor, dtype: tf.DType, device: str) -> tf.Tensor:
+    """What arrives on `device`, in the dtype in which it is summed."""
+    if packed.dtype == dtype:
+      return packed
+    with tf.device(device):
+      return tf.cast(packed, dtype)
+
+  def _send(self, value: tf.Tensor, source: str, destination: str) -> tf.Tensor:
+    """The value for an op on `destination`, which is what copies it there."""
+    if source == destination:
+      return value
+    return self._unpack(self._pack(value, source), value.dtype, destination)
+
+  def _sum(self, values: Sequence[tf.Tensor], sources: Sequence[str], place: str) -> tf.Tensor:
+    arrived = [self._send(v, source, place) for v, source in zip(values, sources, strict=True)]
+    with tf.device(place):
+      return tf.add_n(arrived)
+
+  def _everywhere(self, value: tf.Tensor, source: str) -> list[tf.Tensor]:
+    """A finished sum, copied from `source` to all devices: the same bits on each."""
+    packed = self._pack(value, source)
+    return [
+      self._unpack(_at(device, source, packed), value.dtype, device) for device in self._devices
+    ]
 
 
-def nccl(devices: Sequence[str], **options: Any) -> Collective:
-  """`Collective` held to NCCL; refused where a device is no GPU: nothing else would be NCCL."""
-  if not all('GPU' in device.upper() for device in devices):
-    raise UsageError(
-      f"all-reduce 'nccl' needs GPUs, but the devices are {', '.join(devices)}: "
-      "use 'copy' or 'collective' on CPU devices"
-    )
-  return Collective(devices, hint='nccl', **options)
+class Copy(Algorithm):
+  """Sums on one device and copies the result back to all.
+
+  Args:
+    devices, transfer_dtype: as for `Algorithm`; sums are float32.
+    sum_on: 'spread' sums tensor i on device i mod n, which spreads the work and the traffic; 'cpu'
+      sums all on the host; one of the devices sums all there.
+  """
+
+  def __init__(
+    self, devices: Sequence[str], sum_on: str = 'spread', transfer_dtype: str | None = None
+  ):
+    super().__init__(devices, transfer_dtype)
+    if sum_on not in ('cpu', 'spread', *devices):
+      raise UsageError(f'sum_on {sum_on!r}: use cpu or spread, or one of {", ".join(devices)}')
+    self._places = {'cpu': (CPU,), 'spread': self._devices}.get(sum_on, (sum_on,))
+
+  def _reduce(self, values, index):
+    place = self._places[index % len(self._places)]
+    return self._everywhere(self._sum(values, self._devices, place), place)
 
 
 class HalfTransfer:
   """Wraps an all-reduce so that float32 tensors travel, and are summed, in half precision.
+
+  For all-reduces that know no `transfer_dtype` of their own: where the sum is formed inside an op,
+  as in `Collective`, it is formed in what travels. n additions then round n times.
 
   Args:
     inner: the all-reduce.
@@ -151,27 +141,70 @@ class HalfTransfer:
   """
 
   def __init__(self, inner: AllReduce, devices: Sequence[str], dtype: str):
-    if dtype not in ('float16', 'bfloat16'):
-      raise UsageError(f'transfer dtype {dtype!r}: use float16 or bfloat16')
     self._inner = inner
     self._devices = tuple(devices)
-    self._dtype = tf.as_dtype(dtype)
+    self._dtype = half(dtype)
 
   @property
   def variables(self) -> list[tf.Variable]:
     return self._inner.variables
 
   def __call__(self, tensors: Lists) -> list[list[tf.Tensor]]:
+    if len(self._devices) == 1:
+      return self._inner(tensors)
     dtypes = [t.dtype for t in tensors[0]]
-    half = [
-      self._cast(device, values, [self._dtype] * len(values))
+    sent = [self._dtype if dtype == tf.float32 else dtype for dtype in dtypes]
+    packed = [
+      self._cast(device, values, sent)
       for device, values in zip(self._devices, tensors, strict=True)
     ]
     return [
       self._cast(device, values, dtypes)
-      for device, values in zip(self._devices, self._inner(half), strict=True)
+      for device, values in zip(self._devices, self._inner(packed), strict=True)
     ]
 
   def _cast(self, device, values, dtypes):
     with tf.device(device):
       return [tf.cast(v, dtype) for v, dtype in zip(values, dtypes, strict=True)]
+
+
+def half(name: str) -> tf.DType:
+  """The half-precision dtype of this name; UsageError for any other."""
+  if name not in ('float16', 'bfloat16'):
+    raise UsageError(f'transfer dtype {name!r}: use float16 or bfloat16')
+  return tf.as_dtype(name)
+
+
+def split(flat: tf.Tensor, sizes: Sequence[int], device: str) -> list[tf.Tensor]:
+  """A vector cut into parts of these sizes, on the device where it lies."""
+  if len(sizes) == 1:
+    return [flat]
+  with tf.device(device):
+    return tf.split(flat, list(sizes))
+
+
+def flat(value: tf.Tensor, device: str) -> tf.Tensor:
+  if value.shape.rank == 1:
+    return value
+  with tf.device(device):
+    return tf.reshape(value, [-1])
+
+
+def joined(parts: Sequence[tf.Tensor], shape: tf.TensorShape, device: str) -> tf.Tensor:
+  """The inverse of `flat` and `split`."""
+  with tf.device(device):
+    value = tf.concat(list(parts), 0) if len(parts) > 1 else parts[0]
+    return value if shape.rank == 1 else tf.reshape(value, shape)
+
+
+def even(size: int, parts: int) -> list[int]:
+  """`size` elements in at most `parts` parts, none empty, whose sizes differ by one at most."""
+  parts = max(1, min(parts, size))
+  return [size // parts + (i < size % parts) for i in range(parts)]
+
+
+def _at(device: str, source: str, value: tf.Tensor) -> tf.Tensor:
+  if device == source:
+    return value
+  with tf.device(device):
+    return tf.identity(value)

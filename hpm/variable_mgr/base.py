@@ -15,13 +15,17 @@ import weakref
 
 import tensorflow as tf
 
+from hpm import errors
 from hpm.devices import CPU
 from hpm.errors import UsageError
 from hpm.optimizers.rules import Optimizer
 from hpm.variable_mgr import packing
+from hpm.variable_mgr.collective import CrossReplica
 from hpm.variable_mgr.transform import Transform, total
 
-__all__ = ['Copy', 'TowerResult', 'Update', 'VariableManager']
+__all__ = ['STATISTICS', 'Copy', 'TowerResult', 'Update', 'VariableManager']
+
+STATISTICS = ('mean', 'first', 'cross_replica')
 
 Tensors = Mapping[str, tf.Tensor]
 
@@ -113,18 +117,34 @@ class VariableManager:
   Life: `create` once; then, while a step's graph is built, `read(i)` for each tower and `update`
   with all towers' results.
 
-  Attributes:
+  Args:
     devices: one device string a tower.
+    batch_norm_statistics: what becomes of the state that towers return, batch norm's moving
+      averages above all: 'mean' over towers (None is the same), that of the 'first' tower alone, or
+      'cross_replica': batch norm uses the statistics of the global batch, so all towers return the
+      same. That costs two collectives a layer.
+
+  Attributes:
+    devices: as given.
     home: where what exists once (counters, scalars, metrics) lives.
     copies: the copies of the variables; `copy_of(tower)` is the one that a tower computes with.
+    cross_replica: sums over towers inside towers, for synchronised batch norm; None without it.
+    synchronous: whether all towers train one model.
   """
 
-  def __init__(self, devices: Sequence[str]):
+  synchronous = True
+
+  def __init__(self, devices: Sequence[str], batch_norm_statistics: str | None = None):
     if not devices:
       raise UsageError('a variable manager needs at least one device')
+    self._statistics = batch_norm_statistics or 'mean'
+    if self._statistics not in STATISTICS:
+      raise errors.unknown('batch_norm_statistics', batch_norm_statistics, STATISTICS)
     self.devices = tuple(devices)
     self.home = CPU
     self.copies: list[Copy] = []
+    synchronised = self._statistics == 'cross_replica'
+    self.cross_replica = CrossReplica(self.devices) if synchronised else None
     # Keyed by graph: a manager may be built into several (the step, its staged twin, evaluation).
     self._reads: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
@@ -136,8 +156,19 @@ class VariableManager:
     for copy in self.copies:
       copy.add_slots(optimizer.slots if optimizer else {})
 
-  def read(self, tower: int) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
-    """Parameters and state for one tower: read once where they live, then copied to its device."""
+  @property
+  def name(self) -> str:
+    """What checkpoints call the mode that wrote them."""
+    return type(self).__name__
+
+  def read(
+    self, tower: int, training: bool = True
+  ) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
+    """Parameters and state for one tower: read once where they live, then copied to its device.
+
+    Evaluation, `training` False, gets the current values where training computes with older ones.
+    """
+    del training
     copy = self.copy_of(tower)
     device = self.devices[tower]
     params = {n: self._read(v, copy.places[n], device) for n, v in copy.params.items()}
@@ -184,7 +215,8 @@ class VariableManager:
   @property
   def variables(self) -> list[tf.Variable]:
     """Every variable, for a session's initialisation."""
-    return [variable for copy in self.copies for _, variable in copy.items()]
+    tokens = self.cross_replica.variables if self.cross_replica else []
+    return [*(variable for copy in self.copies for _, variable in copy.items()), *tokens]
 
   # For the managers' own use.
 
@@ -314,35 +346,40 @@ class VariableManager:
     with tf.device(self.home):
       return tf.add_n([tower.num_samples for tower in towers])
 
-  def _pack_state(self, towers: Sequence[TowerResult]) -> list[list[tf.Tensor]]:
-    """The floating state of each tower, packed on its device into one tensor, or into none."""
-    packed = []
-    for tower, device in zip(towers, self.devices, strict=True):
-      values = [value for value in tower.state.values() if value.dtype.is_floating]
-      with tf.device(device):
-        packed.append([packing.pack(values)] if values else [])
-    return packed
+  def _new_states(
+    self,
+    towers: Sequence[TowerResult],
+    places: Sequence[str],
+    reduce: Callable[[list[list[tf.Tensor]]], Sequence[Sequence[tf.Tensor]]],
+  ) -> list[dict[str, tf.Tensor]]:
+    """The state to store on each of `places`; of integers always the first tower's.
 
-  def _mean_state(
-    self, towers: Sequence[TowerResult], sums: Sequence[tf.Tensor], device: str
-  ) -> dict[str, tf.Tensor]:
-    """The state to store on `device`: the towers' mean, or of integers the first tower's.
+    Floating values cross packed: one tensor a tower.
 
     Args:
       towers: all towers' results.
-      sums: the sum over towers of what `_pack_state` gave, on `device`.
-      device: where to.
+      places: devices.
+      reduce: from one list of tensors a tower to their sums, one list a place.
     """
-    state = {}
     floating = {n: v.shape for n, v in towers[0].state.items() if v.dtype.is_floating}
-    with tf.device(device):
-      if floating:
-        means = packing.unpack(sums[0] * (1.0 / len(towers)), list(floating.values()))
-        state = dict(zip(floating, means, strict=True))
-      for name, value in towers[0].state.items():
-        if name not in floating:
-          state[name] = tf.identity(value)
-    return state
+    mean = self._statistics == 'mean'
+    packed = []
+    for tower, device in zip(towers if mean else towers[:1], self.devices):
+      with tf.device(device):
+        packed.append([packing.pack([tower.state[n] for n in floating])] if floating else [])
+    sums = reduce(packed) if mean else packed * len(places)
+    states = []
+    for place, values in zip(places, sums, strict=True):
+      state: dict[str, tf.Tensor] = {}
+      with tf.device(place):
+        if floating:
+          value = values[0] * (1.0 / len(towers)) if mean else values[0]
+          state = dict(zip(floating, packing.unpack(value, list(floating.values())), strict=True))
+        for name, value in towers[0].state.items():
+          if name not in floating:
+            state[name] = tf.identity(value)
+      states.append(state)
+    return states
 
   def _value(self, variable: tf.Variable) -> tf.Tensor:
     with tf.device(variable.device):

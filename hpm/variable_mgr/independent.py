@@ -1,7 +1,10 @@
 """independent: one copy a device, nothing shared; the upper bound that other modes are held to."""
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
+from hpm.errors import UsageError
 from hpm.variable_mgr.base import Update, VariableManager
 
 __all__ = ['Independent']
@@ -13,6 +16,16 @@ class Independent(VariableManager):
   A snapshot's canonical values are those of device 0; the other copies stand beside them as
   `replica/<i>/...`, which other modes drop.
   """
+
+  synchronous = False
+
+  def __init__(self, devices: Sequence[str], batch_norm_statistics: str | None = None):
+    super().__init__(devices)
+    if batch_norm_statistics is not None:
+      raise UsageError(
+        f'batch_norm_statistics {batch_norm_statistics!r}: independent devices keep their own '
+        'statistics: leave it out, or use another manager'
+      )
 
   def update(self, towers, transform, optimizer, step):
     barriers = self._barriers()

@@ -1,22 +1,188 @@
-"""Many small tensors as one flat one, for fewer transfers."""
+"""Many small tensors as one flat one, for fewer transfers: wrappers around any all-reduce.
 
-from collections.abc import Sequence
+Tensors are taken in the order in which they are given. Managers give gradients as backprop makes
+them, the last layer's first, so the first bucket is full, and on its way, while backprop goes on.
+"""
+
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-__all__ = ['pack', 'unpack']
+from hpm.errors import UsageError
+from hpm.variable_mgr.allreduce import AllReduce, Lists, flat, joined, split
+
+__all__ = ['Aggregated', 'Repacked', 'pack', 'unpack']
+
+Tensors = Sequence[tf.Tensor]
 
 
-def pack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+def pack(tensors: Tensors) -> tf.Tensor:
   """Tensors of one dtype -> their values in one vector, in the given order."""
-  flat = [t if t.shape.rank == 1 else tf.reshape(t, [-1]) for t in tensors]
-  return tf.concat(flat, 0) if len(flat) > 1 else flat[0]
+  vectors = [t if t.shape.rank == 1 else tf.reshape(t, [-1]) for t in tensors]
+  return tf.concat(vectors, 0) if len(vectors) > 1 else vectors[0]
 
 
-def unpack(flat: tf.Tensor, shapes: Sequence[tf.TensorShape]) -> list[tf.Tensor]:
+def unpack(vector: tf.Tensor, shapes: Sequence[tf.TensorShape]) -> list[tf.Tensor]:
   """The inverse of `pack`; all shapes are static."""
-  parts = tf.split(flat, [shape.num_elements() for shape in shapes]) if len(shapes) > 1 else [flat]
+  sizes = [shape.num_elements() for shape in shapes]
+  parts = tf.split(vector, sizes) if len(shapes) > 1 else [vector]
   return [
     part if shape.rank == 1 else tf.reshape(part, shape)
     for part, shape in zip(parts, shapes, strict=True)
   ]
+
+
+class Repacked:
+  """Reduces all tensors as so many buckets of equal size.
+
+  A tensor that doesn't fit into what is left of a bucket is cut, its rest opens the next one; so a
+  bucket waits for its own tensors alone.
+
+  Args:
+    inner: the all-reduce.
+    devices: its devices.
+    num_buckets: how many, for each dtype; the last takes what doesn't divide.
+  """
+
+  def __init__(self, inner: AllReduce, devices: Sequence[str], num_buckets: int):
+    if num_buckets < 1:
+      raise UsageError(f'gradient_repacking {num_buckets}: at least 1 bucket is needed')
+    self._inner = inner
+    self._devices = tuple(devices)
+    self._num_buckets = num_buckets
+
+  @property
+  def variables(self) -> list[tf.Variable]:
+    return self._inner.variables
+
+  def __call__(self, tensors: Lists) -> list[list[tf.Tensor]]:
+    if len(self._devices) == 1:
+      return self._inner(tensors)
+    return _by_dtype(tensors, self._reduce)
+
+  def _reduce(self, tensors: Lists) -> list[list[tf.Tensor]]:
+    shapes = [t.shape for t in tensors[0]]
+    buckets, pieces = self._plan([shape.num_elements() for shape in shapes])
+    packed = []
+    for values, device in zip(tensors, self._devices, strict=True):
+      parts = [
+        part
+        for value, sizes in zip(values, pieces, strict=True)
+        for part in split(flat(value, device), sizes, device)
+      ]
+      with tf.device(device):
+        starts = [sum(buckets[:i]) for i in range(len(buckets))]
+        packed.append([pack(parts[s : s + n]) for s, n in zip(starts, buckets, strict=True)])
+    sizes_of_all = [size for sizes in pieces for size in sizes]
+    results = []
+    for reduced, device in zip(self._inner(packed), self._devices, strict=True):
+      parts, start = [], 0
+      for vector, count in zip(reduced, buckets, strict=True):
+        parts += split(vector, sizes_of_all[start : start + count], device)
+        start += count
+      rest = iter(parts)
+      results.append(
+        [
+          joined([next(rest) for _ in sizes], shape, device)
+          for sizes, shape in zip(pieces, shapes, strict=True)
+        ]
+      )
+    return results
+
+  def _plan(self, sizes: Sequence[int]) -> tuple[list[int], list[list[int]]]:
+    """Number of pieces in each bucket, and the sizes of each tensor's pieces."""
+    total = sum(sizes)
+    room = max(1, total // self._num_buckets)
+    last = min(self._num_buckets, max(1, total)) - 1
+    counts, pieces, left = [0], [], room
+    for size in sizes:
+      own = []
+      while True:
+        if left == 0 and len(counts) <= last and size:
+          counts.append(0)
+          left = room
+        part = size if len(counts) > last else min(size, left)
+        own.append(part)
+        counts[-1] += 1
+        size -= part
+        left = max(0, left - part)
+        if not size:
+          break
+      pieces.append(own)
+    return counts, pieces
+
+
+class Aggregated:
+  """Reduces runs of small tensors as one each, all others as they are.
+
+  Args:
+    inner: the all-reduce.
+    devices: its devices.
+    max_bytes: a tensor up to this size is small.
+    max_group: no more tensors than this in one.
+  """
+
+  def __init__(self, inner: AllReduce, devices: Sequence[str], max_bytes: int, max_group: int):
+    if max_bytes < 1:
+      raise UsageError(f'agg_small_grads_max_bytes {max_bytes}: at least 1 byte is needed')
+    if max_group < 2:
+      raise UsageError(f'agg_small_grads_max_group {max_group}: at least 2 tensors are needed')
+    self._inner = inner
+    self._devices = tuple(devices)
+    self._max_bytes = max_bytes
+    self._max_group = max_group
+
+  @property
+  def variables(self) -> list[tf.Variable]:
+    return self._inner.variables
+
+  def __call__(self, tensors: Lists) -> list[list[tf.Tensor]]:
+    if len(self._devices) == 1:
+      return self._inner(tensors)
+    return _by_dtype(tensors, self._reduce)
+
+  def _reduce(self, tensors: Lists) -> list[list[tf.Tensor]]:
+    runs = self._runs(tensors[0])
+    packed = []
+    for values, device in zip(tensors, self._devices, strict=True):
+      with tf.device(device):
+        packed.append(
+          [pack([values[i] for i in run]) if len(run) > 1 else values[run[0]] for run in runs]
+        )
+    results = []
+    for values, reduced, device in zip(tensors, self._inner(packed), self._devices, strict=True):
+      result: list[tf.Tensor] = []
+      with tf.device(device):
+        for run, value in zip(runs, reduced, strict=True):
+          result += unpack(value, [values[i].shape for i in run]) if len(run) > 1 else [value]
+      results.append(result)
+    return results
+
+  def _runs(self, tensors: Tensors) -> list[list[int]]:
+    """Consecutive tensors that go together; most go alone."""
+    runs: list[list[int]] = []
+    open_run = False
+    for i, t in enumerate(tensors):
+      small = t.shape.num_elements() * t.dtype.size <= self._max_bytes
+      if small and open_run and len(runs[-1]) < self._max_group:
+        runs[-1].append(i)
+      else:
+        runs.append([i])
+      open_run = small
+    return runs
+
+
+def _by_dtype(
+  tensors: Lists, reduce: Callable[[Lists], list[list[tf.Tensor]]]
+) -> list[list[tf.Tensor]]:
+  """`reduce` for the tensors of each dtype by themselves."""
+  dtypes = [t.dtype for t in tensors[0]]
+  if len(set(dtypes)) <= 1:
+    return reduce(tensors) if dtypes else [[] for _ in tensors]
+  results: list[dict[int, tf.Tensor]] = [{} for _ in tensors]
+  for dtype in dict.fromkeys(dtypes):
+    own = [i for i, other in enumerate(dtypes) if other == dtype]
+    reduced = reduce([[values[i] for i in own] for values in tensors])
+    for result, values in zip(results, reduced, strict=True):
+      result.update(zip(own, values, strict=True))
+  return [[result[i] for i in range(len(dtypes))] for result in results]

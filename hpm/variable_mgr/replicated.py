@@ -1,11 +1,14 @@
 """replicated: one copy a device, kept equal by an all-reduce of the gradients."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from hpm import variable_mgr
 from hpm.errors import UsageError
 from hpm.variable_mgr.allreduce import AllReduce, HalfTransfer
 from hpm.variable_mgr.base import Update, VariableManager
+from hpm.variable_mgr.packing import Aggregated, Repacked
+from hpm.variable_mgr.topology import Links
 
 __all__ = ['Replicated']
 
@@ -14,10 +17,17 @@ class Replicated(VariableManager):
   """Each device reads its own copy and applies the same update to it.
 
   Args:
-    devices: one device string a tower.
-    all_reduce_spec: name of an all-reduce, or one that is built already.
-    local_parameter_device: where 'copy' sums: 'spread' over the devices, or on the 'cpu'.
-    transfer_dtype: 'float16' or 'bfloat16' to halve what gradients move; None keeps float32.
+    devices, batch_norm_statistics: as for `VariableManager`.
+    all_reduce_spec: see `hpm.variable_mgr.spec`; or an all-reduce that is built already.
+    local_parameter_device: where 'copy' sums: 'spread' over the devices, on the 'cpu', or on one of
+      the devices.
+    network_topology: of 'hierarchical_copy': a name or a link matrix, see
+      `hpm.variable_mgr.topology`.
+    transfer_dtype: 'float16' or 'bfloat16' to halve what gradients move; None keeps float32. Sums
+      are float32 in all all-reduces that are built of copies and sums.
+    gradient_repacking: reduces the gradients as so many buckets of equal size; 0 leaves them.
+    agg_small_grads_max_bytes: reduces runs of gradients up to this size as one; 0 leaves them.
+    agg_small_grads_max_group: the most gradients in such a run.
   """
 
   def __init__(
@@ -25,34 +35,59 @@ class Replicated(VariableManager):
     devices: Sequence[str],
     all_reduce_spec: str | AllReduce = 'copy',
     local_parameter_device: str = 'spread',
+    network_topology: str | Links | None = None,
     transfer_dtype: str | None = None,
+    gradient_repacking: int = 0,
+    agg_small_grads_max_bytes: int = 0,
+    agg_small_grads_max_group: int = 10,
+    batch_norm_statistics: str | None = None,
   ):
-    super().__init__(devices)
-    if local_parameter_device not in ('cpu', 'spread'):
-      raise UsageError(f'local_parameter_device {local_parameter_device!r}: use cpu or spread')
+    super().__init__(devices, batch_norm_statistics)
+    place = local_parameter_device
+    if place not in ('cpu', 'spread', *self.devices):
+      raise UsageError(
+        f'local_parameter_device {place!r}: use cpu or spread, or one of {", ".join(self.devices)}'
+      )
+    gradients: AllReduce
+    state: AllReduce
     if isinstance(all_reduce_spec, str):
-      options = {'sum_on': local_parameter_device} if all_reduce_spec == 'copy' else {}
-      all_reduce_spec = variable_mgr.all_reduce(all_reduce_spec, devices, **options)
-    self._reduce_state = all_reduce_spec
-    self._reduce_gradients = all_reduce_spec
-    if transfer_dtype is not None:
-      self._reduce_gradients = HalfTransfer(all_reduce_spec, devices, transfer_dtype)
+      options: dict[str, Any] = {}
+      if place != 'spread':
+        options['sum_on'] = place
+      if network_topology is not None:
+        options['network_topology'] = network_topology
+      gradients = state = variable_mgr.all_reduce(all_reduce_spec, devices, **options)
+      if transfer_dtype is not None:
+        options['transfer_dtype'] = transfer_dtype
+        gradients = variable_mgr.all_reduce(all_reduce_spec, devices, **options)
+    else:
+      gradients = state = all_reduce_spec
+      if transfer_dtype is not None:
+        gradients = HalfTransfer(all_reduce_spec, devices, transfer_dtype)
+    if agg_small_grads_max_bytes:
+      gradients = Aggregated(
+        gradients, devices, agg_small_grads_max_bytes, agg_small_grads_max_group
+      )
+    if gradient_repacking:
+      gradients = Repacked(gradients, devices, gradient_repacking)
+    self._reduce_gradients = gradients
+    self._reduce_state = state
 
   @property
   def variables(self):
-    return super().variables + self._reduce_gradients.variables
+    tokens = {v.ref(): v for r in (self._reduce_gradients, self._reduce_state) for v in r.variables}
+    return [*super().variables, *tokens.values()]
 
   def update(self, towers, transform, optimizer, step):
     # In the order in which backprop produces them, the last layer's first.
     names = list(reversed(towers[0].gradients))
     sums = self._reduce_gradients([[tower.gradients[n] for n in names] for tower in towers])
     gradients = [dict(zip(names, values, strict=True)) for values in sums]
-    packed = self._reduce_state(self._pack_state(towers))
     first, samples = self.copies[0], self._num_samples(towers)
     scalars = self._scalars(gradients[0], first, samples, transform, optimizer, step, self.devices)
+    states = self._new_states(towers, self.devices, self._reduce_state)
     barriers = self._barriers()
     operations = []
-    for i, copy in enumerate(self.copies):
-      state = self._mean_state(towers, packed[i], self.devices[i])
-      operations += self._apply(copy, gradients[i], state, transform, optimizer, scalars, barriers)
+    for copy, gradient, state in zip(self.copies, gradients, states, strict=True):
+      operations += self._apply(copy, gradient, state, transform, optimizer, scalars, barriers)
     return Update(operations, scalars.finite)

@@ -1,6 +1,7 @@
 """What happens to gradients between their aggregation and the update."""
 
 from collections.abc import Callable, Mapping, Sequence
+import copy
 from typing import Protocol
 
 import tensorflow as tf
@@ -35,6 +36,9 @@ class Transform(Protocol):
   ) -> tf.Tensor:
     """Elementwise; `value` reads the parameter before the update."""
 
+  def unscaled(self) -> tuple[float | tf.Tensor, 'Transform']:
+    """The constant factor on the towers' gradients, and the transform for gradients without it."""
+
 
 class Mean:
   """From scaled sums to the mean over samples; then clipping; then weight decay.
@@ -47,6 +51,8 @@ class Mean:
     weight_decay: parameter name -> factor; factor * parameter, the gradient of an L2 penalty of
       factor / 2, is added after clipping.
     check_finite: whether an infinite or NaN gradient stops the update.
+    reduction: 'mean' over all samples; or 'sum', which takes the sum over towers as it is: towers
+      then put 1 / (their number of samples) on their losses.
   """
 
   def __init__(
@@ -57,7 +63,10 @@ class Mean:
     clip_value: float | None = None,
     weight_decay: Mapping[str, float] | None = None,
     check_finite: bool = False,
+    reduction: str = 'mean',
   ):
+    if reduction not in ('mean', 'sum'):
+      raise UsageError(f'gradient_reduction {reduction!r}: use mean or sum')
     for option, bound in (('clip_norm', clip_norm), ('clip_value', clip_value)):
       if bound is not None and not bound > 0:
         raise UsageError(f'{option} {bound}: must be positive')
@@ -66,6 +75,7 @@ class Mean:
     self._clip_value = clip_value
     self._weight_decay = weight_decay or {}
     self._check_finite = check_finite
+    self._reduction = reduction
 
   def statistic(self, gradient: tf.Tensor) -> tf.Tensor | None:
     if self._clip_norm is None and not self._check_finite:
@@ -73,8 +83,10 @@ class Mean:
     return tf.nn.l2_loss(gradient)  # half the sum of squares; not finite if an element is not
 
   def scalars(self, statistic: tf.Tensor | None, num_samples: tf.Tensor) -> dict[str, tf.Tensor]:
-    samples = tf.cast(tf.maximum(num_samples, 1), tf.float32)
-    scalars = {'factor': 1.0 / (self._scale * samples)}
+    divisor = self._scale
+    if self._reduction == 'mean':
+      divisor *= tf.cast(tf.maximum(num_samples, 1), tf.float32)
+    scalars = {'factor': tf.convert_to_tensor(1.0 / divisor, tf.float32)}
     if statistic is not None and self._clip_norm is not None:
       norm = tf.sqrt(2.0 * statistic) * scalars['factor']
       scalars['factor'] *= self._clip_norm / tf.maximum(norm, self._clip_norm)
@@ -91,6 +103,11 @@ class Mean:
     if self._weight_decay.get(name):
       gradient += self._weight_decay[name] * value()
     return gradient
+
+  def unscaled(self) -> tuple[float | tf.Tensor, 'Mean']:
+    without = copy.copy(self)
+    without._scale = 1.0
+    return self._scale, without
 
 
 def total(statistics: Sequence[tf.Tensor | None]) -> tf.Tensor | None:

@@ -11,7 +11,8 @@ import pytest
 import tensorflow as tf
 
 import hpm
-from hpm.variable_mgr.allreduce import Collective, Copy, HalfTransfer
+from hpm.variable_mgr.allreduce import Copy, HalfTransfer
+from hpm.variable_mgr.collective import Collective
 
 ALL_REDUCES = {
   'copy_spread': lambda devices: Copy(devices, sum_on='spread'),
