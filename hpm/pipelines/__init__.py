@@ -26,12 +26,18 @@ __all__ = ['PIPELINES', 'SOURCES', 'Normalize', 'Pipeline', 'create', 'normalize
 
 # name -> 'module:function'; the function takes options and returns a `sources.Source`.
 SOURCES = {
+  'cifar10': 'hpm.pipelines.cifar:Cifar10Source',
+  'cifar100': 'hpm.pipelines.cifar:Cifar100Source',
+  'folder': 'hpm.pipelines.folder:FolderSource',
   'imagenet': 'hpm.pipelines.imagenet:ImageNetSource',
+  'iterable': 'hpm.pipelines.iterable:IterableSource',
+  'tfds': 'hpm.pipelines.tfds:tfds_source',
 }
 
 # name -> 'module:function'; the function takes a source and options and returns a Pipeline.
 PIPELINES = {
   'dali': 'hpm.pipelines.dali:DaliPipeline',
+  'indexed': 'hpm.pipelines.indexed:IndexedPipeline',
   'tfdata': 'hpm.pipelines.tfdata:TfDataPipeline',
 }
 

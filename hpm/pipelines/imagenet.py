@@ -9,7 +9,7 @@ import os
 import tensorflow as tf
 
 from hpm import errors
-from hpm.errors import DataError, UsageError
+from hpm.errors import UsageError
 from hpm.pipelines import records, sources
 
 __all__ = ['ImageNetSource']
@@ -29,6 +29,7 @@ class ImageNetSource(sources.RecordFiles):
     DataError: no such directory, no files, a set of shards that is incomplete.
   """
 
+  has_boxes = True
   label_hint = ' (labels are taken to run from 1; num_classes=1001 keeps a background class 0)'
 
   def __init__(self, data_dir: str, split: str = 'train'):
@@ -57,24 +58,9 @@ class ImageNetSource(sources.RecordFiles):
 
   def contents(self, file: int, record: int, item: bytes | None = None) -> sources.Contents:
     data = self.record(file, record) if item is None else item
-    try:
-      features = tf.train.Example.FromString(data).features.feature
-    except Exception:  # protobuf's DecodeError, whose module depends on its implementation
-      raise DataError(
-        "not a tf.train.Example: write the data set in the layout of ImageNet's TFRecords"
-      ) from None
-    needed = {records.ENCODED: 'bytes_list', records.LABEL: 'int64_list'}
-    missing = [
-      name
-      for name, kind in needed.items()
-      if name not in features or len(getattr(features[name], kind).value) != 1
-    ]
-    if missing:
-      found = ', '.join(sorted(features)[:6]) or 'none'
-      raise DataError(
-        f'no single value for {" and ".join(missing)} (features found: {found}): write the data '
-        "set with the features of ImageNet's TFRecords"
-      )
+    features = sources.features_of(
+      data, {records.ENCODED: 'bytes_list', records.LABEL: 'int64_list'}
+    )
     key = b''.join(features[records.FILENAME].bytes_list.value[:1]).decode(errors='replace')
     boxes = zip(*(features[side].float_list.value for side in records.BBOX))
     return sources.Contents(

@@ -26,7 +26,6 @@ __all__ = ['Order', 'sample_id', 'samples', 'split_id', 'subseed']
 SHARD_BY = ('record', 'file')
 
 _INT64_MAX = 2**63 - 1
-_CYCLE = 16  # files read in turn: a part of the order, so it doesn't depend on the machine
 _MAX_READERS = 4  # threads that read them
 _ID_BITS = 32
 
@@ -139,9 +138,9 @@ def _epoch(source: sources.Stream, order: Order, epoch: tf.Tensor, strict: bool)
 
   stream = tf.data.Dataset.from_tensor_slices(files).interleave(
     read,
-    cycle_length=min(_CYCLE, len(own)),
-    block_length=1,
-    num_parallel_calls=min(_MAX_READERS, len(own)),
+    cycle_length=min(source.cycle_length, len(own)),
+    block_length=source.block_length,
+    num_parallel_calls=min(_MAX_READERS, source.cycle_length, len(own)),
     deterministic=True,
   )
   if order.num_shards > 1 and order.shard_by == 'record':
@@ -181,8 +180,11 @@ def _permuted(
   def locate(position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     index = position % size * stride + start
     if seed is not None:
-      index = tf.random.experimental.index_shuffle(
-        index, _three(seed, position // size), tf.constant(total - 1, tf.int64)
+      index = tf.raw_ops.RandomIndexShuffle(
+        index=index,
+        seed=_three(seed, position // size),
+        max_index=tf.constant(total - 1, tf.int64),
+        rounds=4,
       )
     place = tf.searchsorted(tf.constant(ends), index[tf.newaxis], side='right')[0]
     before = tf.gather(tf.constant(np.concatenate([[0], ends])), place)

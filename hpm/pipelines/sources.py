@@ -13,16 +13,16 @@ A record's id is the index of its file (as in `files`) << 32 | its number in tha
 """
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from hpm.errors import DataError
 from hpm.pipelines import augment, faults, records
 
-__all__ = ['Contents', 'RandomAccess', 'RecordFiles', 'Sample', 'Source', 'Stream', 'source_name']
+__all__ = ['Contents', 'RandomAccess', 'RecordFiles', 'Sample', 'Source', 'Stream', 'features_of']
 
 
 class Sample(NamedTuple):
@@ -64,6 +64,7 @@ class Source(abc.ABC):
     class_names: of the labels as stored, from 0 on; None if the data doesn't say.
     remedy: what a user can do about a bad record.
     label_hint: what an error about a label adds on how this source counts.
+    has_boxes: whether its records can hold bounding boxes.
   """
 
   origin: str
@@ -71,6 +72,7 @@ class Source(abc.ABC):
   class_names: Sequence[str] | None = None
   remedy = 'write the record again or leave it out'
   label_hint = ''
+  has_boxes = False
 
   @property
   @abc.abstractmethod
@@ -167,7 +169,15 @@ class Source(abc.ABC):
 
 
 class Stream(Source):
-  """A source that is read file by file."""
+  """A source that is read file by file.
+
+  Attributes:
+    cycle_length: files that are read in turn.
+    block_length: records of one of them before it is the next one's turn.
+  """
+
+  cycle_length = 16
+  block_length = 1
 
   @abc.abstractmethod
   def read(self, file: tf.Tensor, strict: bool = True) -> tf.data.Dataset:
@@ -226,7 +236,31 @@ class RecordFiles(Stream):
     return faults.find_damage(self._paths, error)
 
 
-def source_name(name: str) -> tuple[str, str | None]:
-  """('tfds', 'mnist') of 'tfds:mnist', ('folder', None) of 'folder'."""
-  kind, colon, detail = name.partition(':')
-  return kind, detail if colon else None
+def features_of(data: bytes, needed: Mapping[str, str]) -> Any:
+  """The features (a mapping of tf.train.Feature) of a serialised tf.train.Example.
+
+  Args:
+    data: the record.
+    needed: name -> 'bytes_list', 'int64_list' or 'float_list': features that have one value.
+
+  Raises:
+    DataError: it is no example, or a needed feature isn't there.
+  """
+  try:
+    features = tf.train.Example.FromString(data).features.feature
+  except Exception:  # protobuf's DecodeError, whose module depends on its implementation
+    raise DataError(
+      "not a tf.train.Example: write the data set in the layout of ImageNet's TFRecords"
+    ) from None
+  missing = [
+    name
+    for name, kind in needed.items()
+    if name not in features or len(getattr(features[name], kind).value) != 1
+  ]
+  if missing:
+    found = ', '.join(sorted(features)[:6]) or 'none'
+    raise DataError(
+      f'no single value for {" and ".join(missing)} (features found: {found}): write the data '
+      "set with the features of ImageNet's TFRecords"
+    )
+  return features
