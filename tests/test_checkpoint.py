@@ -230,3 +230,49 @@ def test_a_newer_schema_is_refused(steps, tmp_path):
     json.dump({**meta, 'schema_version': 99}, file)
   with pytest.raises(DataError, match='schema 99'):
     hpm.checkpoint.read(path)
+
+
+def test_a_writer_takes_the_values_at_once_and_writes_them_meanwhile(steps, tmp_path):
+  step, initial = steps['replicated', 2]
+  step.restore(initial)
+  train(step, 0, 2)
+  expected = values(step)
+  writer = hpm.checkpoint.Writer(str(tmp_path))
+  path = writer.save(step, {'seed': 3, 'samples': 16})
+  train(step, 2, 4)  # in place, while the values of step 2 are written
+  writer.wait()
+  assert path == str(tmp_path / 'ckpt-2')
+  written, meta = hpm.checkpoint.read(path)
+  for name, value in written.items():
+    np.testing.assert_array_equal(value, expected[name], err_msg=name)
+  assert meta['pipeline'] == {'seed': 3, 'samples': 16}
+  assert hpm.checkpoint.facts(path) == meta
+
+
+def test_a_writer_keeps_the_newest(steps, tmp_path):
+  step, initial = steps['replicated', 1]
+  step.restore(initial)
+  (tmp_path / 'ckpt-not').mkdir()
+  abandoned = tmp_path / '.writing-killed'
+  abandoned.mkdir()
+  os.utime(abandoned, (0, 0))
+  (tmp_path / '.writing-now').mkdir()
+  writer = hpm.checkpoint.Writer(str(tmp_path), keep=2)
+  for first in range(4):
+    train(step, first, first + 1)
+    writer.save(step)
+  writer.wait()
+  assert sorted(os.listdir(tmp_path)) == ['.writing-now', 'ckpt-3', 'ckpt-4', 'ckpt-not']
+  with pytest.raises(UsageError, match='keep 0'):
+    hpm.checkpoint.Writer(str(tmp_path), keep=0)
+
+
+def test_a_writer_says_what_it_could_not_write(steps, tmp_path):
+  step, _ = steps['replicated', 1]
+  blocked = tmp_path / 'file'
+  blocked.write_text('')
+  writer = hpm.checkpoint.Writer(str(blocked))
+  writer.save(step)
+  with pytest.raises(OSError, match='no checkpoint could be written to .*file'):
+    writer.wait()
+  writer.wait()  # said once

@@ -208,7 +208,7 @@ def test_every_mode_runs(in_process, arguments, variables):
 def test_fp16_runs_on_the_cpu_and_says_what_that_is_worth(in_process):
   run = in_process(*SMALL, '--use_fp16')
   assert run.code == 0
-  assert run.facts()['Precision'].startswith('float16 (on CPU many times slower')
+  assert run.facts()['Precision'].startswith('float16, loss scale 128 (on CPU many times slower')
 
 
 def test_forward_only_updates_nothing(in_process):
@@ -294,6 +294,108 @@ def test_progress_is_shown_on_a_terminal_and_kept_out_of_stdout():
   assert len([line for line in output.splitlines() if STEP.fullmatch(line)]) == 4
 
 
+def test_the_table_of_models_needs_no_tensorflow():
+  program = (
+    'import sys; from benchmarks import run; code = run.main(["--model=list"]); '
+    'assert "tensorflow" not in sys.modules; sys.exit(code)'
+  )
+  done = subprocess.run([sys.executable, '-c', program], cwd=ROOT, capture_output=True, text=True)
+  assert done.returncode == 0, done.stderr
+  lines = done.stdout.splitlines()
+  assert lines[0].split() == ['model', 'parameters', 'GFLOP/image', 'pixels', 'batch']
+  (resnet,) = (line.split() for line in lines if line.startswith('resnet50 '))
+  assert resnet[:2] == ['resnet50', '25,557,032']
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'fact'),
+  [
+    (['--precision=bf16'], ('Precision', 'bfloat16 (on CPU many times slower')),
+    (['--accumulate=2', '--batch_size=4'], ('Computed', 'in 2 parts a device')),
+    (['--xla', '--num_gpus=1'], ('Computed', 'towers compiled by XLA')),
+    (['--steps_per_call=2', '--num_warmup_batches=2'], ('Computed', '2 steps a call')),
+    (
+      ['--optimizer=rmsprop', '--gradient_clip=1'],
+      (
+        'Optimizer',
+        'rmsprop (rmsprop_decay 0.9, rmsprop_momentum 0.9, rmsprop_epsilon 1, elements',
+      ),
+    ),
+    (['--gradient_clip_norm=1', '--variable_update=independent'], ('Optimizer', 'momentum (mom')),
+    (['--learning_rate_schedule=cosine'], ('Learn. rate', '0.0015625 (0.1 * 4 / 256), cosine')),
+    (['--forward_only', '--xla', '--steps_per_call=2', '--num_warmup_batches=2'], ('Mode', 'forw')),
+  ],
+  ids=str,
+)
+def test_options_of_the_step_run_and_are_said(arguments, fact, in_process):
+  run = in_process(*SMALL, *arguments)
+  assert run.code == 0, run.errors
+  assert run.facts()[fact[0]].startswith(fact[1])
+  assert float(total(run)) > 0
+
+
+def test_a_dynamic_loss_scale_skips_steps_and_goes_on(in_process, tmp_path):
+  path = tmp_path / 'run.json'
+  run = in_process(
+    *SMALL,
+    '--use_fp16',
+    '--fp16_enable_auto_loss_scale',
+    f'--fp16_loss_scale={2**24}',
+    f'--result_json={path}',
+  )
+  assert run.code == 0, run.errors
+  result = results.read(str(path))
+  assert 0 < result['skipped_steps'] <= 4
+  assert result['loss_scale'] < 2**24
+
+
+def test_steps_of_one_call_share_its_time(in_process, tmp_path):
+  path = tmp_path / 'run.json'
+  run = in_process(
+    *('--model=trivial', '--num_batches=8', '--steps_per_call=4', '--display_every=1'),
+    f'--result_json={path}',
+  )
+  assert run.code == 0, run.errors
+  result = results.read(str(path))
+  assert result['num_warmup_steps'] == 4
+  seconds = result['step_seconds']
+  assert len(step_lines(run)) == len(seconds) == 8
+  assert seconds[:4] == [seconds[0]] * 4
+  assert seconds[4:] == [seconds[4]] * 4
+  assert sum(seconds) <= result['loop_wall_s']
+
+
+def test_training_accuracy_is_two_more_columns(in_process):
+  run = in_process(*SMALL, '--print_training_accuracy', '--display_every=1')
+  assert 'Step\tImg/sec\ttotal_loss\ttop_1_accuracy\ttop_5_accuracy' in run.lines
+  lines = [line.split() for line in run.lines if re.match(r'\d+\timages/sec', line)]
+  assert [len(words) for words in lines] == [11] * 4
+  for words in lines:
+    top_1, top_5 = map(float, words[9:])
+    assert 0 <= top_1 <= top_5 <= 1 and (top_1 * 4) % 1 == 0
+
+
+def test_the_base_loss_is_without_the_decay(in_process):
+  losses = {}
+  for kind in ('base_loss', 'total_loss'):
+    run = in_process(*SMALL, '--weight_decay=1', f'--loss_type_to_report={kind}')
+    assert f'Step\tImg/sec\t{kind}' in run.lines
+    losses[kind] = float(STEP.fullmatch(step_lines(run)[0])[5])
+  assert losses['total_loss'] > losses['base_loss'] + 10  # half the squared norm of all kernels
+
+
+def test_doubts_about_the_measurement_are_warnings(in_process, tmp_path):
+  path = tmp_path / 'run.json'
+  run = in_process(
+    '--model=lenet', '--num_batches=2', '--num_warmup_batches=0', f'--result_json={path}'
+  )
+  warnings = results.read(str(path))['warnings']
+  assert 'no warm-up: the first timed step traced and compiled' in warnings
+  assert [line for line in run.lines if line.startswith('Warning: ')] == [
+    f'Warning: {warning}' for warning in warnings
+  ]
+
+
 # Real images
 
 
@@ -350,9 +452,12 @@ def test_training_goes_on_where_the_checkpoint_ends(trained, sample, in_process,
   copy = tmp_path / 'train'
   shutil.copytree(directory, copy)
   flags = ('--model=lenet', f'--data_dir={sample}', f'--train_dir={copy}', '--batch_size=5')
-  again = in_process(*flags, '--num_epochs=2')
-  assert again.code == 2
-  assert '128 images, and the checkpoint has seen 128 already' in again.errors
+  again = in_process(*flags, '--num_epochs=2', f'--result_json={tmp_path}/again.json')
+  assert again.code == 0
+  assert again.lines[-1].startswith('Nothing to do: the checkpoint in --train_dir=')
+  assert again.lines[-1].endswith('128 images, all of --num_epochs=2; raise that to go on')
+  result = results.read(str(tmp_path / 'again.json'))
+  assert result['status'] == 'finished' and '128 images' in result['reason']
   run = in_process(*flags, '--num_epochs=3', '--variable_update=parameter_server')
   assert run.code == 0
   assert 'Going on after step 13, 128 images' in run.lines

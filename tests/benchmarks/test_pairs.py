@@ -1,0 +1,111 @@
+"""Every flag in every mode: what goes together, and what is refused at the door with its value."""
+
+import pytest
+
+from benchmarks import flags
+from hpm.errors import UsageError
+from tests.benchmarks.samples import SAMPLES
+
+# A mode, by its arguments.
+MODES = {
+  'training': [],
+  'eval': SAMPLES['eval'],
+  'forward_only': ['--forward_only'],
+  'num_runs': ['--num_runs=2'],
+  'independent': ['--variable_update=independent'],
+  'parameter_server': ['--variable_update=parameter_server'],
+  'cpu': ['--device=cpu'],
+  'fp16': ['--precision=fp16'],
+  'train_dir': ['--train_dir=.'],
+  'steps_per_call': ['--steps_per_call=4'],
+  'accumulate': ['--accumulate=2'],
+  'xla': ['--xla'],
+  'cosine': ['--learning_rate_schedule=cosine'],
+  'adam': ['--optimizer=adam'],
+  'synthetic': ['--data_name=synthetic'],
+}
+LOSS_SCALE = {'fp16_loss_scale', 'fp16_enable_auto_loss_scale', 'fp16_inc_loss_scale_every_n'}
+UPDATES = {
+  *{'optimizer', 'momentum', 'rmsprop_decay', 'rmsprop_momentum', 'rmsprop_epsilon'},
+  *{'adam_beta1', 'adam_beta2', 'adam_epsilon'},
+  *{'gradient_clip', 'gradient_clip_norm', 'weight_decay', 'accumulate', 'loss_type_to_report'},
+  *{'init_learning_rate', 'learning_rate_schedule', 'polynomial_power', 'minimum_learning_rate'},
+  *{'piecewise_learning_rate_schedule', 'num_epochs_per_decay', 'learning_rate_decay_factor'},
+  *{'num_learning_rate_warmup_epochs', 'resnet_base_lr'},
+  *LOSS_SCALE,
+}
+REDUCTION = {'all_reduce_spec', 'use_nccl'}
+PROFILES = {'trace_file', 'profile_dir', 'tfprof_file', 'graph_file'}
+CHECKPOINTS = {'train_dir', 'save_model_steps', 'save_model_secs', 'max_ckpts_to_keep'}
+GPU_KNOBS = {
+  *{'gpu_thread_mode', 'per_gpu_thread_count', 'allow_growth', 'use_unified_memory', 'tf32'},
+  *{'cudnn_autotune', 'autotune_threshold', 'winograd_nonfused', 'batchnorm_persistent'},
+  'sync_on_finish',
+}
+STEPS = {'steps_per_call', 'num_epochs', 'num_warmup_batches', 'num_runs'}
+LINES = {'display_perf_ewma', 'print_training_accuracy'}
+
+# Mode -> the flags that it refuses; it takes all others.
+REFUSED = {
+  'training': set(),
+  'eval': {
+    *UPDATES,
+    *REDUCTION,
+    *PROFILES,
+    *STEPS,
+    *LINES,
+    *{'forward_only', 'data_name', 'local_parameter_device'},
+  },
+  'forward_only': {*UPDATES, *REDUCTION, *CHECKPOINTS, 'eval', 'local_parameter_device'},
+  'num_runs': {*CHECKPOINTS, *PROFILES - {'graph_file'}, 'graph_file', 'eval'},
+  'independent': {*REDUCTION, 'local_parameter_device', 'eval'},
+  'parameter_server': REDUCTION,
+  'cpu': {*GPU_KNOBS, 'data_format', 'use_nccl'},
+  'fp16': set(),
+  'train_dir': {'forward_only', 'num_runs'},
+  'steps_per_call': {'eval'},
+  'accumulate': {'eval', 'forward_only'},
+  'xla': set(),
+  'cosine': {
+    *{'piecewise_learning_rate_schedule', 'num_epochs_per_decay', 'learning_rate_decay_factor'},
+    *{'resnet_base_lr', 'eval', 'forward_only'},
+  },
+  'adam': {'momentum', 'eval', 'forward_only'},
+  'synthetic': {'data_dir', 'eval'},
+}
+
+
+def names(arguments):
+  return {argument.removeprefix('--').partition('=')[0] for argument in arguments}
+
+
+def test_every_flag_has_a_sample_that_is_valid_by_itself():
+  defined = set(flags.parse([]).values())
+  assert set(SAMPLES) == defined, 'add the new flag to tests/benchmarks/samples.py'
+  for name, arguments in SAMPLES.items():
+    assert name in flags.parse(arguments).given
+
+
+@pytest.mark.parametrize('mode', MODES)
+def test_mode_takes_or_refuses_each_flag(mode):
+  refused = set()
+  for name, arguments in SAMPLES.items():
+    if names(MODES[mode]) & names(arguments):
+      continue  # the mode itself is set by it
+    for command in ([*MODES[mode], *arguments], [*arguments, *MODES[mode]]):
+      try:
+        flags.parse(command)
+      except UsageError as refusal:
+        refused.add(name)
+        message = str(refusal)
+        assert '\n' not in message
+        assert '--' in message, message
+  assert refused == REFUSED[mode]
+
+
+def test_what_is_known_only_with_the_devices_is_refused_then():
+  for name in sorted(GPU_KNOBS | {'data_format', 'use_nccl'}):
+    options = flags.parse(SAMPLES[name])
+    with pytest.raises(UsageError, match=f'--{name}'):
+      flags.complete(options, ('/CPU:0',))
+    flags.complete(flags.parse(SAMPLES[name]), ('/GPU:0', '/GPU:1'))
