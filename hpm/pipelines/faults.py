@@ -20,7 +20,19 @@ from hpm.pipelines import base, records
 if TYPE_CHECKING:
   from hpm.pipelines import sources
 
-__all__ = ['Demands', 'check_first_records', 'eagerly', 'examine', 'find_bad_sample', 'find_damage']
+__all__ = [
+  'ERRORS',
+  'Demands',
+  'check_first_records',
+  'eagerly',
+  'examine',
+  'find_bad_sample',
+  'find_damage',
+]
+
+# What iterating over a damaged data set raises: TensorFlow quotes a record that is no example in
+# its message, and where that is no UTF-8 the message itself can't be raised.
+ERRORS = (tf.errors.OpError, UnicodeDecodeError)
 
 MAX_PIXELS = 100_000_000  # 300 MB decoded; ImageNet's largest image has 28 million
 
@@ -166,7 +178,7 @@ def find_bad_sample(
         count += 1
         if time.monotonic() > deadline:
           break
-    except tf.errors.OpError as error:
+    except ERRORS as error:
       raise describe(next(iter(samples(count)))) from error
     return f'the data seem to be fine: the next {count} samples can be decoded'
 

@@ -196,8 +196,10 @@ def read_record(path: str, offset: int = 0, index: int = 0) -> bytes:
     elif offset == 0:
       raise not_a_tfrecord(path) from None
     else:
+      rest = os.path.getsize(path) - offset
       raise DataError(
-        f'{place} is damaged: the checksum of its length is wrong; copy or write this shard again'
+        f'{place} is damaged: the checksum of its length is wrong, so the rest of the file '
+        f'({rest} bytes) can not be read; copy or write this shard again'
       ) from None
   except IndexError:  # fewer bytes than a header
     ends_early = offset > 0

@@ -374,7 +374,7 @@ class TfDataPipeline(base.Pipeline):
         )
     except DataError as culprit:
       return culprit
-    except tf.errors.OpError as another:
+    except faults.ERRORS as another:
       found = f'searching failed as well: {base.first_line(another)}'
     return DataError(f'failed after {first} samples: {base.first_line(error)} ({found})')
 
