@@ -153,7 +153,6 @@ def write_graph(
   path: str, step: hpm.TrainStep | hpm.EvalStep, pipeline: hpm.pipelines.Pipeline
 ) -> None:
   """The step's GraphDef with its functions; as text where the name ends in txt."""
-  from google.protobuf import text_format
   import tensorflow as tf
 
   images, labels = pipeline.dataset().element_spec[:2]
@@ -161,8 +160,7 @@ def write_graph(
   batches = [batch for _ in step.manager.devices]
   function = tf.function(lambda *batches: step.build(batches), autograph=False)
   graph = function.get_concrete_function(*batches).graph.as_graph_def()
-  as_text = path.endswith('txt')
-  files.write(path, text_format.MessageToString(graph) if as_text else graph.SerializeToString())
+  files.write(path, str(graph) if path.endswith('txt') else graph.SerializeToString())
 
 
 def _write(events: list[Event], paths: Mapping[str, str]) -> None:

@@ -2,7 +2,6 @@
 
 import json
 
-from google.protobuf import text_format
 import pytest
 import tensorflow as tf
 
@@ -69,7 +68,7 @@ def written(tmp_path_factory):
         f'--trace_file={directory}/new/trace.json',
         f'--tfprof_file={directory}/ops.txt',
         f'--profile_dir={directory}/profile',
-        f'--graph_file={directory}/graph.pbtxt',
+        f'--graph_file={directory}/graph.pb',
         f'--result_json={directory}/run.json',
       ]
     )
@@ -99,7 +98,7 @@ def test_a_run_prints_and_keeps_its_costliest_ops(written):
 def test_a_run_leaves_tensorboards_profile_and_its_graph(written):
   directory, _ = written
   assert list(directory.glob('profile/plugins/profile/*/*.xplane.pb'))
-  graph = text_format.Parse((directory / 'graph.pbtxt').read_text(), tf.compat.v1.GraphDef())
+  graph = tf.compat.v1.GraphDef.FromString((directory / 'graph.pb').read_bytes())
   calls = [node for node in graph.node if node.name.startswith('tower_')]
   assert [node.device for node in calls] == ['/device:CPU:0', '/device:CPU:1']
   assert len({node.attr['f'].func.name for node in calls}) == 1
@@ -113,3 +112,14 @@ def test_the_result_names_the_files(written):
   directory, _ = written
   files = results.read(str(directory / 'run.json'))['files']
   assert set(files) == {'trace_file', 'tfprof_file', 'profile_dir', 'graph_file'}
+
+
+def test_a_graph_whose_name_ends_in_txt_is_text(in_process, tmp_path):
+  run = in_process(
+    *('--model=trivial', '--num_batches=1', '--num_warmup_batches=1', '--forward_only'),
+    f'--graph_file={tmp_path}/graph.pbtxt',
+  )
+  assert run.code == 0, run.errors
+  text = (tmp_path / 'graph.pbtxt').read_text()
+  assert text.startswith('node {\n  name: ')
+  assert 'name: "tower_1/' in text
