@@ -8,9 +8,11 @@ feature as whatever is in memory, has an order and shards of its own, and lets b
 end of an epoch; and with its own random crop no pixel could be compared. Reading and packing cost
 about a tenth of the decoding.
 
-DALI's results equal tf.data's: windows are decoded to the same pixels, training and evaluation
-differ by one level where a sum lies on the edge of rounding. Images that aren't JPEGs are decoded
-by TensorFlow, and handed to DALI without loss.
+DALI's results equal tf.data's: windows are decoded to the same pixels, and what comes of them
+differs by one level where a float32 sum lies on the edge of rounding, in training one value in ten
+thousand. (Only with `antialias` do borders of training images differ: DALI repeats the last pixel
+where the filter reaches beyond the window, TensorFlow weighs the pixels that are there.) Images
+that aren't JPEGs are decoded by TensorFlow, and handed to DALI without loss.
 
 Batches come into TensorFlow through DALI's plugin for it, as a dataset that feeds itself from
 tf.data without Python; and where the plugin isn't installed, through Python.
@@ -251,8 +253,7 @@ class DaliPipeline(tfdata.TfDataPipeline):
     encoded, where = tf.cond(augment.is_jpeg(encoded), jpeg, other) if as_stored else other()
     flipped = tf.zeros([1], tf.int32)
     if self._training:
-      # The number that augment.flip draws.
-      flipped = tf.random.stateless_uniform([1], seed('flip'), 0, 2, tf.int32, alg='philox')
+      flipped = augment.flips(seed('flip'))
     header = tf.concat(
       [
         tf.cast(where, tf.int64),
@@ -291,6 +292,14 @@ class DaliPipeline(tfdata.TfDataPipeline):
       return self._graph(1, prefetch=1)
 
     return one_by_one()
+
+  def explain(self, error: Exception, num_samples: int = 0) -> DataError:
+    text = str(error)
+    if 'DataLossError' in text:  # on its way through Python it lost its type
+      error = tf.errors.DataLossError(None, None, text)
+    elif 'encountered:' in text:
+      error = tf.errors.InvalidArgumentError(None, None, _reason(error))
+    return super().explain(error, num_samples)
 
   def _describe(self, ident: int, item: bytes) -> DataError:
     file, record = ident >> 32, ident & 0xFFFFFFFF
