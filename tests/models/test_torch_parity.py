@@ -94,7 +94,10 @@ def test_logits_input_gradients_and_statistics_equal_torchs(
   if activation == 'smooth':
     monkeypatch.setattr(tf.nn, 'relu', tf.nn.softplus)
     monkeypatch.setattr(tf.nn, 'relu6', tf.nn.softplus)
-    monkeypatch.setattr(tf.nn, 'max_pool2d', functools.partial(_smooth_pool, tf.nn.max_pool2d))
+    max_pool = hpm.models.Builder.max_pool
+    monkeypatch.setattr(
+      hpm.models.Builder, 'max_pool', lambda *arguments: _smooth_pool(max_pool, *arguments)
+    )
   model = hpm.models.create(case.name, num_classes=10, image_size=case.image_size, **case.options)
   params, state = pretrained.load(model, folder / 'weights.safetensors')
   given = np.load(folder / 'images.npz')
@@ -122,10 +125,10 @@ def test_logits_input_gradients_and_statistics_equal_torchs(
   assert differences[worst] < (_TRAINING_TOLERANCE if loose else _TOLERANCE), worst
 
 
-def _smooth_pool(max_pool, x, size, strides, padding, data_format):
+def _smooth_pool(max_pool, b, x, size, strides, padding='VALID'):
   """As in torch_reference: averages, but where a stem pads explicitly."""
-  pool = tf.nn.avg_pool2d if isinstance(padding, str) else max_pool
-  return pool(x, size, strides, padding, data_format=data_format)
+  pool = hpm.models.Builder.average_pool if isinstance(padding, str) else max_pool
+  return pool(b, x, size, strides, padding)
 
 
 def _difference(actual, expected) -> float:
