@@ -8,6 +8,7 @@
 PYTHON ?= python3
 RUN_FLAGS ?=
 PYTEST_FLAGS ?=
+GPU_FLAGS ?=
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
@@ -20,7 +21,7 @@ SAMPLE := .data/sample
 FIRST := $(wildcard tests/variable_mgr tests/parity)
 PYTEST := TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python -m pytest -q $(PYTEST_FLAGS)
 
-.PHONY: help run dali test test-all lint format lock clean
+.PHONY: help run dali test test-all gpu-check lint format lock clean
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -29,6 +30,7 @@ help:
 	@echo 'make dali      install NVIDIA DALI and its plugin for TensorFlow (510 MB); tests do it too'
 	@echo 'make test      aggregation and parity first, then all other tests; under 10 minutes'
 	@echo 'make test-all  the same with the long tests (minutes, and a download of TensorFlow)'
+	@echo 'make gpu-check  on a machine with GPUs: all that needs them, one report (gpu_check/)'
 	@echo 'make lint      ruff (rules and format) on everything, mypy on hpm/'
 	@echo 'make format    let ruff mend what it can'
 	@echo 'make lock      pin for Bazel what .venv holds (requirements_lock.txt)'
@@ -47,6 +49,9 @@ test: $(INSTALLED) $(DALI)
 test-all: $(INSTALLED) $(DALI)
 	@$(if $(FIRST),$(PYTEST) -m '' -x $(FIRST))
 	@$(PYTEST) -m '' tests $(addprefix --ignore=,$(FIRST))
+
+gpu-check: $(INSTALLED)
+	@$(BIN)/python -m benchmarks.gpu_check $(GPU_FLAGS)
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff check --quiet
