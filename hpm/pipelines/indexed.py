@@ -318,7 +318,7 @@ def _resizer(resize: str, antialias: bool, size: int) -> Callable[[np.ndarray, n
     resized = tf.raw_ops.ResizeBilinear(
       images=image[np.newaxis], size=sizes, half_pixel_centers=True
     )
-    np.add(resized.numpy()[0], _HALF, out=out, casting='unsafe')
+    np.rint(resized.numpy()[0], out=out, casting='unsafe')
 
   def antialiased(image: np.ndarray, out: np.ndarray) -> None:
     out[:] = augment.resize_antialiased(tf.constant(image), size)
