@@ -9,10 +9,11 @@ end of an epoch; and with its own random crop no pixel could be compared. Readin
 about a tenth of the decoding.
 
 DALI's results equal tf.data's: windows are decoded to the same pixels, and what comes of them
-differs by one level where a float32 sum lies on the edge of rounding, in training one value in ten
-thousand. (Only with `antialias` do borders of training images differ: DALI repeats the last pixel
+differs by one level where a float32 sum lies on the edge of rounding, in at most a few of ten
+thousand values. (Only with `antialias` do borders of training images differ: DALI repeats the last pixel
 where the filter reaches beyond the window, TensorFlow weighs the pixels that are there.) Images
-that aren't JPEGs are decoded by TensorFlow, and handed to DALI without loss.
+that aren't JPEGs are decoded by TensorFlow, and handed to DALI without loss; of indexed JPEGs, DALI
+gets the segments that the window needs.
 
 Batches come into TensorFlow through DALI's plugin for it, as a dataset that feeds itself from
 tf.data without Python; and where the plugin isn't installed, through Python.
@@ -28,7 +29,7 @@ import tensorflow as tf
 
 from hpm import errors
 from hpm.errors import DataError, UsageError
-from hpm.pipelines import augment, dali_graph, faults, order, sources, tfdata
+from hpm.pipelines import augment, dali_graph, faults, indexed, sources, tfdata
 
 __all__ = ['BRIDGES', 'DaliPipeline', 'has_plugin']
 
@@ -128,7 +129,7 @@ class DaliPipeline(tfdata.TfDataPipeline):
       return batches.prefetch(self._prefetch).with_options(options)
 
   def _packed(self, first: int) -> tf.data.Dataset:
-    """Packed samples ((uint8 [64 + bytes],), see `dali_graph`) from position `first` on."""
+    """Packed samples ((uint8 [N],), see `dali_graph`) from position `first` on."""
     return super()._decoded(self._samples(first))
 
   def _through_plugin(self, first: int) -> tf.data.Dataset:
@@ -227,49 +228,59 @@ class DaliPipeline(tfdata.TfDataPipeline):
     )
 
   def _decode(self, position: tf.Tensor, ident: tf.Tensor, item: tf.Tensor) -> tuple:
-    """A record as a packed sample, (uint8 [64 + bytes],)."""
+    """A record as a packed sample, (uint8 [N],)."""
     sample = self.source.load(ident, item, self._use_bbox and self._training)
     label = self._checked_label(sample.label, ident)
     encoded = self._checked_size(sample.encoded, ident)
 
-    def seed(use: str) -> tf.Tensor:
-      return tf.stack([order.subseed(self._seed, use), position])
+    def place(shape: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+      return self._place(shape, position, sample.boxes)
 
-    def place(shape: tf.Tensor) -> tf.Tensor:
-      if self._training:
-        return augment.random_window(shape, seed('crop'), sample.boxes)
-      return tf.concat(augment.central_window(shape, self.image_size), 0)
-
-    def jpeg() -> tuple[tf.Tensor, tf.Tensor]:
+    def plain() -> tuple[tf.Tensor, ...]:
       # Where bad records are skipped it takes TensorFlow's decoder to find them.
-      whole = None if self._strict else tf.shape(self.source.decode(encoded))
-      return encoded, place(augment.jpeg_shape(encoded) if whole is None else whole)
+      shape = augment.jpeg_shape(encoded) if self._strict else tf.shape(augment.decode(encoded))
+      return encoded, *place(shape)
 
-    def other() -> tuple[tf.Tensor, tf.Tensor]:
+    def cut() -> tuple[tf.Tensor, ...]:
+      window, region = place(indexed.image_shape(encoded))
+      jpeg, origin = indexed.assemble(encoded, window)
+      return jpeg, window - tf.concat([origin, [0, 0]], 0), region
+
+    def other() -> tuple[tf.Tensor, ...]:
       whole = self.source.decode(encoded)
-      return tf.io.encode_png(whole, compression=0), place(tf.shape(whole))
+      window, region = place(tf.shape(whole))
+      png = tf.io.encode_png(augment.window_of(whole, window), compression=0)
+      return png, window * [0, 0, 1, 1], region
 
-    as_stored = type(self.source).decode is sources.Source.decode
-    encoded, where = tf.cond(augment.is_jpeg(encoded), jpeg, other) if as_stored else other()
-    flipped = tf.zeros([1], tf.int32)
+    def jpeg() -> tuple[tf.Tensor, ...]:
+      if not self._strict:
+        return plain()
+      return tf.cond(indexed.has_index(encoded), cut, plain)
+
+    if type(self.source).decode is sources.Source.decode:
+      encoded, window, region = tf.cond(augment.is_jpeg(encoded), jpeg, other)
+    else:
+      encoded, window, region = other()
+    flip = augment.flips(self._sample_seed('flip', position)) if self._training else [0]
+    return (_pack(encoded, window, region, flip, label, ident, 1),)
+
+  def _place(
+    self, shape: tf.Tensor, position: tf.Tensor, boxes: tf.Tensor | None
+  ) -> tuple[tf.Tensor, tf.Tensor]:
+    """What is seen of an image of `shape`: the window and region of `dali_graph`'s header."""
     if self._training:
-      flipped = augment.flips(seed('flip'))
-    header = tf.concat(
-      [
-        tf.cast(where, tf.int64),
-        tf.cast(flipped, tf.int64),
-        [tf.cast(label, tf.int64), ident, 1],
-      ],
-      0,
-    )
-    return (_pack(header, encoded),)
+      window = augment.random_window(shape, self._sample_seed('crop', position), boxes)
+      return window, tf.zeros([4])
+    window = augment.central_source(shape, self.image_size)
+    resized, offset = augment.central_window(shape, self.image_size)
+    step = tf.cast(shape[:2], tf.float32) / tf.cast(resized, tf.float32)
+    corners = tf.cast(tf.stack([offset, offset + self.image_size]), tf.float32) * step
+    return window, tf.reshape(corners - tf.cast(window[:2], tf.float32), [4])
 
   def _padding(self) -> tf.Tensor:
     """A packed sample that is trimmed away again."""
     image = tf.io.encode_png(tf.zeros([1, 1, 3], tf.uint8))
-    size = self.image_size
-    where = [0, 0, 1, 1] if self._training else [size, size, 0, 0]
-    return _pack(tf.constant([*where, 0, 0, -1, 0], tf.int64), image)
+    return _pack(image, [0, 0, 1, 1], [0.0, 0.0, 1.0, 1.0], [0], 0, -1, 0)
 
   def _decoded(self, samples: tf.data.Dataset) -> Any:
     """Decodes one sample after the other, for `explain`."""
@@ -330,9 +341,14 @@ def has_plugin() -> bool:
   return hasattr(plugin, 'experimental')
 
 
-def _pack(header: tf.Tensor, encoded: tf.Tensor) -> tf.Tensor:
-  """uint8 [64 + bytes] of int64 [8] and string []."""
-  front = tf.reshape(tf.bitcast(header, tf.uint8), [dali_graph.HEADER_BYTES])
+def _pack(
+  encoded: tf.Tensor, window: Any, region: Any, flip: Any, label: Any, ident: Any, valid: int
+) -> tf.Tensor:
+  """A packed sample, uint8 [N], of string [] and what `dali_graph` says of its header."""
+  whole = [tf.cast(part, tf.int64) for part in (window, flip, [label], [ident], [valid])]
+  region = tf.bitcast(tf.cast(region, tf.float64), tf.int64)
+  header = tf.bitcast(tf.concat([whole[0], region, *whole[1:]], 0), tf.uint8)
+  front = tf.reshape(header, [dali_graph.HEADER_BYTES])
   return tf.concat([front, tf.io.decode_raw(encoded, tf.uint8)], 0)
 
 

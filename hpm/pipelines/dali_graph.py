@@ -1,8 +1,8 @@
 """What NVIDIA DALI computes of a batch: decode, resize, flip, and the type and layout asked for.
 
-A graph takes packed samples: 64 bytes of header, eight int64 as below, and an encoded image
-behind them. All that is random or arithmetic (order, windows, flips) comes with the header, from
-the same code as for tf.data, so that the pixels are the same as well.
+A graph takes packed samples: a header of `HEADER_BYTES`, and an encoded image behind it. All that
+is random or arithmetic (order, windows, flips) comes with the header, from the same code as for
+tf.data, so that the pixels are the same as well.
 
 DALI is imported when a graph is made, and not before.
 """
@@ -33,10 +33,14 @@ INSTALL = 'pip install nvidia-dali-cuda120==2.4.0'
 DTYPES = ('uint8', 'float16', 'float32')
 LAYOUTS = ('NHWC', 'NCHW')
 
-# int64 each: where the window is (training: top, left, height, width in pixels of the whole image;
-# evaluation: height and width of the resized image, and the offset of the crop in it), 1 to flip,
-# the label, the id, and 1 (0 for the padding of a last batch).
-HEADER_BYTES = 64
+# Eight bytes each:
+#   window   4 int64: top, left, height, width of the part to decode, pixels of the encoded image
+#   region   4 float64: evaluation's crop, in pixels of the window: top, left, bottom, right
+#   flip     int64, 1 to exchange left and right
+#   label    int64
+#   id       int64
+#   valid    int64, 0 for what pads a last batch
+HEADER_BYTES = 96
 INPUT = 'samples'
 
 
@@ -75,49 +79,40 @@ def outputs(
 
   header = fn.reinterpret(samples[:HEADER_BYTES], dtype=types.INT64)
   encoded = samples[HEADER_BYTES:]
-  decoder = 'mixed' if on_gpu else 'cpu'
-  first = fn.cast(header[0:2], dtype=types.INT32)
-  second = fn.cast(header[2:4], dtype=types.INT32)
-  size = [image_size, image_size]
+  top_left = fn.cast(header[0:2], dtype=types.INT32)
+  sides = fn.cast(header[2:4], dtype=types.INT32)
   # EXIF rotation is ignored, as TensorFlow does. The default DCT is the accurate one.
-  if training:
-    image = fn.decoders.image_slice(
-      encoded, first, second, axis_names='HW', device=decoder, adjust_orientation=False
-    )
-    image = fn.resize(
-      image,
-      size=size,
-      interp_type=types.INTERP_TRIANGULAR if antialias else types.INTERP_LINEAR,
-      antialias=antialias,
-    )
-  else:
-    # Only the pixels that are kept are computed: the crop, as a region of the whole image. The
-    # filter reaches beyond the region, so the result is that of resizing it all and cropping.
-    whole = fn.cast(fn.peek_image_shape(encoded, adjust_orientation=False)[:2], dtype=types.FLOAT)
-    step = whole / fn.cast(first, dtype=types.FLOAT)
-    begin = fn.cast(second, dtype=types.FLOAT)
-    image = fn.decoders.image(encoded, device=decoder, adjust_orientation=False)
-    image = fn.resize(
-      image,
-      size=size,
-      roi_start=begin * step,
-      roi_end=(begin + image_size) * step,
-      interp_type=types.INTERP_TRIANGULAR,
-      antialias=True,
-    )
+  image = fn.decoders.image_slice(
+    encoded,
+    top_left,
+    sides,
+    axis_names='HW',
+    device='mixed' if on_gpu else 'cpu',
+    adjust_orientation=False,
+  )
+  how: dict[str, Any] = {
+    'size': [image_size, image_size],
+    'antialias': antialias or not training,
+    'interp_type': types.INTERP_TRIANGULAR if antialias or not training else types.INTERP_LINEAR,
+  }
+  if not training:
+    # The filter reaches beyond the region, so the result is that of resizing all and cropping.
+    region = fn.cast(fn.reinterpret(header[4:8], dtype=types.FLOAT64), dtype=types.FLOAT)
+    how |= {'roi_start': region[0:2], 'roi_end': region[2:4]}
+  image = fn.resize(image, **how)
   as_is = dtype == 'uint8'
   image = fn.crop_mirror_normalize(
     image,
-    mirror=fn.cast(header[4], dtype=types.INT32),
+    mirror=fn.cast(header[8], dtype=types.INT32),
     dtype={'uint8': types.UINT8, 'float16': types.FLOAT16, 'float32': types.FLOAT}[dtype],
     output_layout={'NHWC': 'HWC', 'NCHW': 'CHW'}[data_format],
     mean=[0.0 if as_is else 127.5],
     std=[1.0 if as_is else 127.5],
   )
   numbers = {
-    'labels': fn.cast(header[5], dtype=types.INT32),
-    'ids': header[6],
-    'valid': header[7],
+    'labels': fn.cast(header[9], dtype=types.INT32),
+    'ids': header[10],
+    'valid': header[11],
   }
   if on_gpu:
     numbers = {name: number.gpu() for name, number in numbers.items()}

@@ -22,7 +22,7 @@ from hpm import errors
 from hpm.errors import DataError, UsageError
 from hpm.pipelines import augment, indexed_jpeg, sources, tfdata
 
-__all__ = ['IndexedPipeline', 'decode_crop', 'image_shape']
+__all__ = ['IndexedPipeline', 'assemble', 'decode_crop', 'has_index', 'image_shape']
 
 DECODERS = ('auto', 'simplejpeg', 'tensorflow')
 RESIZES = ('exact', 'opencv')
@@ -128,7 +128,7 @@ class IndexedPipeline(tfdata.TfDataPipeline):
       image = tf.pad(_cut(encoded, window), padding)
       return augment.resize_central_crop(image, self.image_size)
 
-    return tf.cond(_has_index(encoded), indexed, lambda: whole(encoded))
+    return tf.cond(has_index(encoded), indexed, lambda: whole(encoded))
 
 
 def _with_options_of(parent: type) -> inspect.Signature:
@@ -155,7 +155,7 @@ def image_shape(encoded: tf.Tensor) -> tf.Tensor:
       lambda: tf.shape(augment.decode(encoded)),
     )
 
-  return tf.ensure_shape(tf.cond(_has_index(encoded), indexed, other), [3])
+  return tf.ensure_shape(tf.cond(has_index(encoded), indexed, other), [3])
 
 
 def decode_crop(
@@ -174,10 +174,10 @@ def decode_crop(
   def indexed() -> tf.Tensor:
     return _cut(encoded, choose(image_shape(encoded)))
 
-  return tf.cond(_has_index(encoded), indexed, lambda: otherwise(encoded, choose))
+  return tf.cond(has_index(encoded), indexed, lambda: otherwise(encoded, choose))
 
 
-def _has_index(encoded: tf.Tensor) -> tf.Tensor:
+def has_index(encoded: tf.Tensor) -> tf.Tensor:
   """bool []: whether it is an indexed JPEG of this version."""
   end = indexed_jpeg.PREFIX_OFFSET + len(indexed_jpeg.PREFIX)
   start = tf.strings.substr(encoded, 0, end)  # of a shorter string, all of it
@@ -193,7 +193,23 @@ def _fields(encoded: tf.Tensor) -> tf.Tensor:
 
 
 def _cut(encoded: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
-  """`indexed_jpeg.assemble`, decoded and sliced, by TensorFlow's ops: uint8 [h, w, 3]."""
+  """A window of an indexed JPEG, decoded: uint8 [h, w, 3]."""
+  jpeg, origin = assemble(encoded, window)
+  image = tf.image.decode_jpeg(jpeg, channels=3, dct_method='INTEGER_ACCURATE')
+  return augment.window_of(image, window - tf.concat([origin, [0, 0]], 0))
+
+
+def assemble(encoded: tf.Tensor, window: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+  """`indexed_jpeg.assemble` by TensorFlow's ops.
+
+  Args:
+    encoded: string [], an indexed JPEG.
+    window: int32 [4].
+
+  Returns:
+    (string [], the JPEG of what the window needs; int32 [2], where its top and left lie in the
+    image).
+  """
   frame, scan, height, width, down, across, rows, columns, reach = tf.unstack(
     _fields(encoded), _NUM_FIELDS
   )
@@ -229,8 +245,7 @@ def _cut(encoded: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
       tf.strings.reduce_join(tf.reshape(tf.stack([pieces, markers], 1), [-1])),
     ]
   )
-  image = tf.image.decode_jpeg(jpeg, channels=3, dct_method='INTEGER_ACCURATE')
-  return tf.slice(image, tf.concat([begin - origin, [0]], 0), tf.concat([size, [3]], 0))
+  return jpeg, origin
 
 
 def _installed(module: str) -> bool:
