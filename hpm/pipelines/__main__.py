@@ -14,6 +14,7 @@ from hpm import errors
 
 # name -> (module, what it does)
 COMMANDS = {
+  'convert': ('hpm.pipelines.convert', 'write a data set again in another format, verified'),
   'index': ('hpm.pipelines.index', "write or check the index files that DALI's reader needs"),
   'sample': ('hpm.pipelines.sample', 'write a small data set of real photographs'),
 }

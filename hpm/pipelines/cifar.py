@@ -34,6 +34,7 @@ class _CifarSource(sources.Stream):
   """
 
   remedy = 'unpack the archive again'
+  stores_files = False
   split_files: dict[str, tuple[str, ...]]
   label_bytes: int
 

@@ -27,6 +27,7 @@ __all__ = [
   'count_records',
   'encode_example',
   'is_empty',
+  'is_shard',
   'read_record',
   'record_offsets',
   'shard_files',
@@ -97,6 +98,11 @@ def shard_files(data_dir: str, split: str) -> list[str]:
   if max(shards) >= total:
     raise DataError(f'{shards[max(shards)]} in {data_dir} has a number beyond its set of {total}')
   return [os.path.join(data_dir, shards[i]) for i in sorted(shards)]
+
+
+def is_shard(name: str) -> bool:
+  """Whether a file is named as a shard is, NAME-00000-of-00001."""
+  return _SHARD.match(name) is not None
 
 
 def is_empty(path: str) -> bool:

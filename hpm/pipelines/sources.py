@@ -25,6 +25,9 @@ from hpm.pipelines import augment, faults, records
 __all__ = ['Contents', 'RandomAccess', 'RecordFiles', 'Sample', 'Source', 'Stream', 'features_of']
 
 
+_MAX_TABLES = 64  # files whose records' places are remembered
+
+
 class Sample(NamedTuple):
   """An undecoded sample, as tensors.
 
@@ -64,7 +67,8 @@ class Source(abc.ABC):
     class_names: of the labels as stored, from 0 on; None if the data doesn't say.
     remedy: what a user can do about a bad record.
     label_hint: what an error about a label adds on how this source counts.
-    has_boxes: whether its records can hold bounding boxes.
+    has_boxes: whether its records can hold bounding boxes, as ImageNet's do.
+    stores_files: whether what it stores of an image are the bytes of a file (JPEG, PNG, ...).
   """
 
   origin: str
@@ -73,6 +77,7 @@ class Source(abc.ABC):
   remedy = 'write the record again or leave it out'
   label_hint = ''
   has_boxes = False
+  stores_files = True
 
   @property
   @abc.abstractmethod
@@ -151,6 +156,10 @@ class Source(abc.ABC):
     """int64 []: height x width as the header says, before anything is decoded; 0 if unknown."""
     return augment.num_pixels(encoded)
 
+  def as_file(self, encoded: bytes) -> bytes:
+    """The image as the bytes of a file, without loss, where `stores_files` is False."""
+    return bytes(faults.eagerly(lambda: tf.io.encode_png(self.decode(encoded)).numpy()))
+
   def empty_files(self) -> list[int]:
     """Indices of files that hold nothing at all, though they should."""
     return []
@@ -205,6 +214,7 @@ class RecordFiles(Stream):
 
   def __init__(self, origin: str, split: str, paths: Sequence[str]):
     self.origin, self.split, self._paths = origin, split, list(paths)
+    self._tables: dict[int, Any] = {}
 
   @property
   def files(self) -> Sequence[str]:
@@ -227,10 +237,17 @@ class RecordFiles(Stream):
     path = self._paths[file]
     if record == 0:
       return records.read_record(path)
-    offsets = records.record_offsets(path, strict=False)
+    offsets = self._offsets(file)
     if record >= len(offsets):
       raise DataError(f'{path} has {len(offsets)} records, so no record {record}')
     return records.read_record(path, int(offsets[record]), record)
+
+  def _offsets(self, file: int) -> Any:
+    if file not in self._tables:
+      if len(self._tables) > _MAX_TABLES:
+        self._tables.clear()
+      self._tables[file] = records.record_offsets(self._paths[file], strict=False)
+    return self._tables[file]
 
   def find_damage(self, error: Exception) -> str | None:
     return faults.find_damage(self._paths, error)
