@@ -108,7 +108,9 @@ FIELDS = {
     'whose gradients were not finite, so that no variable changed (dynamic loss scale)',
   ),
   'loss_scale': Field('number', 'optional', 'of the last step'),
-  'skipped_records': Field('count', 'optional', 'that the pipeline left out'),
+  'skipped_records': Field(
+    'objects', 'optional', 'bad records that the pipeline left out: `what`, `times`'
+  ),
   'warnings': Field('texts', 'optional', 'doubts about the measurement'),
   'resumed_from': Field('text', 'optional', 'checkpoint'),
   'checkpoint': Field('text', 'optional', 'the last one written'),

@@ -115,8 +115,12 @@ def benchmark(options: flags.Options, record: dict[str, Any], stop: list[int]) -
     trained = hpm.TrainStep(model, manager, hpm.optimizers.create('sgd', 0.0))
     record['resumed_from'] = saving.restore(options.train_dir, trained)
     step = hpm.EvalStep(model, manager, xla=options.xla)
-    steps = loop.watched(step, pipeline, options.num_batches)
-    loop.evaluate(steps, options.num_batches, options.display_every, record, started)
+    steps = loop.watched(
+      step, pipeline, options.num_batches, private_threads=options.datasets_num_private_threads
+    )
+    stoppable = saving.Saving(step, pipeline, None, stop, record=record).over(steps)
+    loop.evaluate(stoppable, options.num_batches, options.display_every, record, started)
+    note_skipped(record, pipeline)
     return
 
   done = position = 0
@@ -157,6 +161,7 @@ def benchmark(options: flags.Options, record: dict[str, Any], stop: list[int]) -
   )
   loop.measure(steps, plan.num_warmup, plan.num_steps - plan.num_warmup, lines, record, started)
   saved.finish()
+  note_skipped(record, pipeline)
   if options.graph_file is not None:
     profiling.write_graph(options.graph_file, step, pipeline)
     record.setdefault('files', {})['graph_file'] = options.graph_file
@@ -233,6 +238,14 @@ def note_parts(
     'batch_size_per_device': options.batch_size,
     'batch_size_global': options.batch_size * len(devices),
   }
+
+
+def note_skipped(record: dict[str, Any], pipeline: hpm.pipelines.Pipeline) -> None:
+  """Puts into `record`, and says, which bad records the pipeline left out."""
+  skipped = pipeline.skipped()
+  if skipped:
+    record['skipped_records'] = [{'what': s.what, 'times': s.times} for s in skipped]
+    say(f'Skipped: {len(skipped)} bad records, the last one {skipped[-1].what}')
 
 
 def begin(arguments: Sequence[str], options: flags.Options) -> dict[str, Any]:

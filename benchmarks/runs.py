@@ -108,15 +108,23 @@ def combined(done: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _run(arguments: Sequence[str]) -> int:
-  """One run, whose lines are this process's; it ends with this process. Returns its exit code."""
+  """One run, whose lines are passed on but for the last; it ends with this process.
+
+  Returns:
+    Its exit code.
+  """
   program = str(Path(__file__).with_name('run.py'))
-  child = subprocess.Popen([sys.executable, program, *arguments])
-  before = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
-  try:
-    return child.wait()
-  except BaseException:  # an interrupt: on a terminal the child has got it too
-    child.send_signal(signal.SIGINT)
-    child.wait()
-    raise
-  finally:
-    signal.signal(signal.SIGTERM, before)
+  command = [sys.executable, program, *arguments]
+  with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+    before = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+    try:
+      for line in child.stdout or ():
+        if not line.startswith('Result: '):  # of a file that won't stay
+          say(line.rstrip('\n'))
+      return child.wait()
+    except BaseException:  # an interrupt: on a terminal the child has got it too
+      child.send_signal(signal.SIGINT)
+      child.wait()
+      raise
+    finally:
+      signal.signal(signal.SIGTERM, before)

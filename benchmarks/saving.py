@@ -46,6 +46,8 @@ class Saving:
     self._every_steps, self._every_s = every_steps, every_s
     self._record = record
     self._writer = None if directory is None else hpm.checkpoint.Writer(directory, keep or None)
+    if self._writer is not None:
+      pipeline.state(0)  # counts the records, if it has to, before anything is timed
     self._saved_at = time.monotonic()
     self._saved_step = self._done()
 
@@ -71,7 +73,7 @@ class Saving:
 
   def _end(self) -> None:
     if self._writer is None:
-      raise Stopped('stopped by SIGTERM; without --train_dir nothing is kept')
+      raise Stopped('stopped by SIGTERM; nothing is kept')
     self._save()
     self._writer.wait()
     raise Stopped(

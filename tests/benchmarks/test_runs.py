@@ -79,6 +79,8 @@ def test_each_run_has_a_process_of_its_own(command_line, tmp_path):
   result = results.read(str(path))
   assert len(result['runs']) == 2 and len(result['step_seconds']) == 6
   assert result['flags']['batch_size'] == 2
+  assert run.lines[-1].startswith(f'Result: {path}. Next: ')
+  assert len([line for line in run.lines if line.startswith('Result: ')]) == 1
   assert result['flags_given']['num_runs'] == 2
   mean = sum(result['step_seconds']) / 6
   assert result['images_per_second'] == pytest.approx(2 / mean)

@@ -1,5 +1,6 @@
 """Checkpoints while a run goes on, and what a SIGTERM leaves."""
 
+import contextlib
 import re
 import signal
 import subprocess
@@ -7,7 +8,7 @@ import sys
 
 import pytest
 
-from benchmarks import results
+from benchmarks import process, results
 import hpm
 from tests.benchmarks.conftest import ROOT, environment
 
@@ -111,7 +112,7 @@ def test_sigterm_ends_a_run_cleanly_and_the_same_command_goes_on(kept, tmp_path,
   assert errors.count('\n') == 1 and errors.strip() == result['reason']
   assert 'images_per_second' not in result
   if not kept:
-    assert 'nothing is kept' in errors
+    assert errors.strip() == 'stopped by SIGTERM; nothing is kept'
     return
   step = int(re.search(r'after step (\d+): saved', errors)[1])
   assert checkpoints(train) == [f'ckpt-{step}']
@@ -119,3 +120,28 @@ def test_sigterm_ends_a_run_cleanly_and_the_same_command_goes_on(kept, tmp_path,
   assert run.code == 0, run.errors
   assert f'Going on after step {step}, {2 * step} images' in run.lines
   assert checkpoints(train) == sorted([f'ckpt-{step}', f'ckpt-{step + 2}'])
+
+
+class Noted(list):
+  """A list of signals that fills after so many looks at it."""
+
+  def __init__(self, after):
+    self._after = after
+    super().__init__()
+
+  def __bool__(self):
+    self._after -= 1
+    return self._after < 0
+
+
+def test_an_evaluation_stops_too_and_keeps_nothing(monkeypatch, sample, in_process, tmp_path):
+  train = tmp_path / 'train'
+  flags = ('--model=lenet', f'--data_dir={sample}', f'--train_dir={train}', '--batch_size=2')
+  assert in_process(*flags, '--num_batches=1', '--num_warmup_batches=1').code == 0
+  monkeypatch.setattr(process, 'terminations', lambda: contextlib.nullcontext(Noted(after=2)))
+  run = in_process(*flags, '--eval', f'--result_json={tmp_path}/run.json')
+  assert run.code == 143
+  assert run.errors == 'stopped by SIGTERM; nothing is kept\n'
+  result = results.read(str(tmp_path / 'run.json'))
+  assert result['status'] == 'stopped' and 'accuracy' not in result
+  assert checkpoints(train) == ['ckpt-2']
