@@ -22,8 +22,13 @@ __all__ = [
 ]
 
 ONEDNN = 'TF_ENABLE_ONEDNN_OPTS'
-# Variables that change what TensorFlow and CUDA's libraries do, by their beginnings.
-_VARIABLES = ('TF_', 'XLA_', 'OMP_', 'KMP_', 'NCCL_', 'CUDA_', 'NVIDIA_', 'LD_PRELOAD', 'MALLOC_')
+# Variables that change what TensorFlow and CUDA's libraries do, by their beginnings. Not all of
+# 'TF_': Terraform's begin like that too.
+_VARIABLES = (
+  *('TF_AUTOTUNE', 'TF_CPP', 'TF_CUDNN', 'TF_DETERMINISTIC', 'TF_DISABLE', 'TF_ENABLE', 'TF_FORCE'),
+  *('TF_GPU', 'TF_NUM', 'TF_ONEDNN', 'TF_SYNC', 'TF_USE', 'TF_XLA', 'XLA_', 'ONEDNN_', 'DNNL_'),
+  *('CUDA_DEVICE', 'CUDA_LAUNCH', 'CUDA_VISIBLE', 'NVIDIA_TF32', 'NCCL_', 'OMP_NUM', 'MALLOC_'),
+)
 _TICKS = os.sysconf('SC_CLK_TCK')
 
 
@@ -53,8 +58,14 @@ def describe() -> dict[str, Any]:
 
 
 def environment() -> dict[str, str]:
-  """The variables that TensorFlow and CUDA's libraries read, as they are set."""
-  return {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_VARIABLES)}
+  """The variables that TensorFlow and CUDA's libraries read, as they are set.
+
+  And what is loaded before all libraries, an allocator as a rule, without its directory.
+  """
+  found = {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_VARIABLES)}
+  if preloaded := os.environ.get('LD_PRELOAD'):
+    found['LD_PRELOAD'] = ' '.join(map(os.path.basename, preloaded.replace(':', ' ').split()))
+  return found
 
 
 def build() -> dict[str, Any]:
