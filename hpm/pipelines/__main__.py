@@ -1,9 +1,9 @@
 """The command line of the pipelines: `python -m hpm.pipelines COMMAND --help`.
 
 A command is one file and one line of `COMMANDS`: its module has `add_arguments(parser)` and
-`run(args)`, which returns the text to print. The module's docstring is the command's manual. A
-fault that the user can mend ends with one line on stderr: exit code 2 for wrong usage, 1 for
-everything else.
+`run(args)`, which returns the text to print, or (text, exit code). The module's docstring is the
+command's manual. A fault that the user can mend ends with one line on stderr: exit code 2 for
+wrong usage, 1 for everything else.
 """
 
 import argparse
@@ -15,8 +15,11 @@ from hpm import errors
 # name -> (module, what it does)
 COMMANDS = {
   'convert': ('hpm.pipelines.convert', 'write a data set again in another format, verified'),
+  'doctor': ('hpm.pipelines.doctor', 'read a data set to its end and say what is wrong with it'),
   'index': ('hpm.pipelines.index', "write or check the index files that DALI's reader needs"),
+  'parity': ('hpm.pipelines.parity', 'compare tf.data, DALI and PIL on the same images'),
   'sample': ('hpm.pipelines.sample', 'write a small data set of real photographs'),
+  'show': ('hpm.pipelines.show', 'draw a contact sheet of what a model gets'),
 }
 
 
@@ -41,14 +44,16 @@ def main(argv: list[str]) -> int:
       formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(command)
-    print(module.run(command.parse_args(argv[1:])))
+    result = module.run(command.parse_args(argv[1:]))
+    text, code = result if isinstance(result, tuple) else (result, 0)
+    print(text)
   except errors.UsageError as error:
     print(f'{program}: {error}', file=sys.stderr)
     return 2
   except (errors.DataError, OSError) as error:
     print(f'{program}: {error}', file=sys.stderr)
     return 1
-  return 0
+  return code
 
 
 if __name__ == '__main__':

@@ -25,7 +25,7 @@ from hpm import pipelines
 from hpm.errors import DataError, UsageError
 from hpm.pipelines import base, progress, records, skips, sources
 
-__all__ = ['FORMATS', 'Converted', 'Format', 'Item', 'convert', 'detect', 'items']
+__all__ = ['FORMATS', 'Converted', 'Format', 'Item', 'convert', 'detect', 'items', 'sources_of']
 
 # name -> the module that is the format; a new one is one file and one line here.
 FORMATS = {
@@ -139,7 +139,7 @@ def convert(
     'num_workers', base.num_cores() if num_workers is None else num_workers, 'None means one a core'
   )
   out = os.path.abspath(out)
-  found = _sources(source, options, splits)
+  found = sources_of(source, options, splits)
   plan, shards = _plan(source, options, found, module, format, out, num_shards, policy.skip)
   if os.path.exists(out):
     done = _manifest(out)
@@ -174,9 +174,10 @@ def _format(name: str) -> Any:
   return importlib.import_module(FORMATS[name])
 
 
-def _sources(
+def sources_of(
   name: str, options: Mapping[str, Any], splits: Sequence[str] | None
 ) -> dict[str, sources.Source]:
+  """The splits of a data set that are asked for, or train and validation if they are there."""
   if splits:
     return {split: pipelines.source(name, split=split, **options) for split in splits}
   found, missing = {}, None

@@ -26,6 +26,7 @@ __all__ = [
   'check_first_records',
   'eagerly',
   'examine',
+  'fault',
   'find_bad_sample',
   'find_damage',
 ]
@@ -74,14 +75,13 @@ def examine(
   except DataError as error:
     named = str(error).startswith(source.files[file])
     return error if named else DataError(f'{place}: {error}')
-  image = f'image {contents.key}' if contents.key else 'image'
-  what = _fault(source, contents, image, demands)
+  what = fault(source, contents, demands)
   return None if what is None else DataError(f'{place}: {what}')
 
 
-def _fault(
-  source: 'sources.Source', contents: 'sources.Contents', image: str, demands: Demands
-) -> str | None:
+def fault(source: 'sources.Source', contents: 'sources.Contents', demands: Demands) -> str | None:
+  """What is wrong with an image that could be read, and the remedy; None if nothing is."""
+  image = f'image {contents.key}' if contents.key else 'image'
   label, offset, encoded = contents.label, demands.label_offset, contents.encoded
   if not 0 <= label + offset < demands.num_classes:
     return (

@@ -5,7 +5,7 @@ little-endian (https://www.tensorflow.org/tutorials/load_data/tfrecord). Lengths
 where records begin; TensorFlow's own readers check the sums.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import concurrent.futures
 import os
 import re
@@ -30,6 +30,7 @@ __all__ = [
   'is_shard',
   'read_record',
   'record_offsets',
+  'scan',
   'shard_files',
   'tolerant_dataset',
   'write_records',
@@ -218,6 +219,27 @@ def read_record(path: str, offset: int = 0, index: int = 0) -> bytes:
     f'{path}: the file ends inside record {index} (at byte {offset}): '
     'copy or write this shard again'
   )
+
+
+def scan(path: str) -> Iterator['bytes | DataError']:
+  """All records of a file, checksums verified; in place of a damaged one, what is wrong with it."""
+  reader, offset, num_read = _pywrap_record_io.RandomRecordReader(path), 0, 0
+  size = os.path.getsize(path)
+  while offset < size:
+    try:
+      data, offset = reader.read(offset)
+      yield data
+    except (tf.errors.OpError, IndexError):  # from here on by offsets, which takes longer
+      break
+    num_read += 1
+  else:
+    return
+  offsets = record_offsets(path, strict=False)
+  for index in range(num_read, len(offsets)):
+    try:
+      yield read_record(path, int(offsets[index]), index)
+    except DataError as error:
+      yield error
 
 
 def count_records(paths: Sequence[str], num_threads: int = 16, strict: bool = True) -> list[int]:

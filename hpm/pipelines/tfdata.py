@@ -227,6 +227,20 @@ class TfDataPipeline(base.Pipeline):
     self._skipped_before = int(saved['skipped'])
     self._first_sample = int(saved['samples']) + self._skipped_before
 
+  def views(self, num_views: int) -> tf.data.Dataset:
+    """Each sample in its order, seen several times: what augmentation does, for people to look at.
+
+    Elements are (uint8 [num_views, H, W, 3], int32 label, int64 id); the first view is that of the
+    first epoch, the others are such as other epochs see.
+    """
+
+    def look(position: tf.Tensor, ident: tf.Tensor, item: tf.Tensor) -> tuple:
+      seen = [self._decode(position + i * _APART, ident, item)[:2] for i in range(num_views)]
+      return tf.stack([image for image, _ in seen]), seen[0][1], ident
+
+    with tf.device('/CPU:0'):
+      return self._samples(self._first_sample).map(look)
+
   def _position(self, num_samples: int) -> int:
     """The position in the stream when so many samples had been consumed since its start."""
     position = num_samples + self._skipped_before
@@ -385,6 +399,8 @@ class TfDataPipeline(base.Pipeline):
     place = self.source.describe(file, record)
     return found or DataError(f'{place}: its window of the image cannot be decoded')
 
+
+_APART = 1_000_000_007  # positions between two views of a sample
 
 _DEFAULTS: dict[str, Any] = {'num_shards': 1, 'shard_index': 0, 'shard_by_file': 0, 'skipped': 0}
 
