@@ -10,10 +10,10 @@ about a tenth of the decoding.
 
 DALI's results equal tf.data's: windows are decoded to the same pixels, and what comes of them
 differs by one level where a float32 sum lies on the edge of rounding, in at most a few of ten
-thousand values. (Only with `antialias` do borders of training images differ: DALI repeats the last pixel
-where the filter reaches beyond the window, TensorFlow weighs the pixels that are there.) Images
-that aren't JPEGs are decoded by TensorFlow, and handed to DALI without loss; of indexed JPEGs, DALI
-gets the segments that the window needs.
+thousand values. (Only with `antialias` do borders of training images differ: DALI repeats the last
+pixel where the filter reaches beyond the window, TensorFlow weighs the pixels that are there.)
+Images that aren't JPEGs are decoded by TensorFlow, and handed to DALI without loss; of indexed
+JPEGs, DALI gets the segments that the window needs.
 
 Batches come into TensorFlow through DALI's plugin for it, as a dataset that feeds itself from
 tf.data without Python; and where the plugin isn't installed, through Python.
@@ -131,6 +131,17 @@ class DaliPipeline(tfdata.TfDataPipeline):
   def _packed(self, first: int) -> tf.data.Dataset:
     """Packed samples ((uint8 [N],), see `dali_graph`) from position `first` on."""
     return super()._decoded(self._samples(first))
+
+  def windows(self, num_samples: int) -> list[tuple[int, ...]]:
+    """(top, left, height, width) that DALI decodes of each of the next samples.
+
+    Pixels of what DALI is handed: of the whole image, unless it is handed a part of it (see the
+    module).
+    """
+    with tf.device('/CPU:0'):
+      packed = self._packed(self._first_sample).take(num_samples)
+    headers = (sample.numpy()[: dali_graph.HEADER_BYTES] for (sample,) in packed)
+    return [tuple(header.view(np.int64)[:4].tolist()) for header in headers]
 
   def _through_plugin(self, first: int) -> tf.data.Dataset:
     from nvidia.dali.plugin import tf as plugin

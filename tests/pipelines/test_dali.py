@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from hpm import errors, pipelines
-from hpm.pipelines import augment, dali, dali_graph, records
+from hpm.pipelines import augment, dali, dali_graph, indexed_jpeg, jpeg_recoder, records
 from tests.pipelines import data
 
 SIZE = 32
@@ -165,6 +165,25 @@ def test_unusual_images_are_those_of_tfdata(tmp_path, training):
   np.testing.assert_array_equal(actual[2], expected[2])
   differences = np.abs(actual[0].astype(int) - expected[0]).max((1, 2, 3))
   assert differences[np.argsort(expected[2])].tolist() <= [1] * len(images)
+
+
+@pytest.mark.parametrize('training', [True, False])
+def test_indexed_jpegs_give_the_pixels_of_the_originals(tmp_path, training):
+  originals = [data.image_bytes(230 + i, 170, quality=90, subsampling=i % 3) for i in range(6)]
+  with jpeg_recoder.Recoder() as recoder:
+    recoded = [recoder.recode(jpeg)[0] for jpeg in originals]
+  assert all(indexed_jpeg.has_index(jpeg) for jpeg in recoded)
+  found = []
+  for name, images, pipeline in (
+    ('plain', originals, 'tfdata'),
+    ('plain', originals, 'dali'),
+    ('indexed', recoded, 'dali'),
+  ):
+    directory = data.write_shards(tmp_path / name, [[data.record(image) for image in images]])
+    found.append(data.collect(make(directory, pipeline=pipeline, training=training, num_epochs=1)))
+  assert_same(found[1], found[0])
+  for plain, indexed in zip(found[1], found[2]):
+    np.testing.assert_array_equal(indexed, plain)
 
 
 def all_ids(directory, split='train'):
