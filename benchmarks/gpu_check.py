@@ -25,8 +25,8 @@ import sys
 import time
 from typing import Any
 
-from benchmarks import files, machine, results
-from hpm.errors import DataError
+from benchmarks import files, flags, machine, results
+from hpm.errors import DataError, UsageError
 
 __all__ = ['Outcome', 'main', 'overlap', 'report']
 
@@ -146,10 +146,10 @@ def measurements(num_gpus: int, quick: bool) -> dict[str, tuple[int, list[str]]]
   table: dict[str, tuple[int, list[str]]] = {}
   for batch in (64,) if quick else (64, 128, 256):
     for precision in ('fp32', 'fp16', 'bf16'):
-      flags = [*resnet, f'--batch_size={batch}', f'--precision={precision}']
-      table[f'resnet50_{precision}_{batch}'] = (1, [*flags, '--num_gpus=1'])
+      arguments = [*resnet, f'--batch_size={batch}', f'--precision={precision}']
+      table[f'resnet50_{precision}_{batch}'] = (1, [*arguments, '--num_gpus=1'])
       if num_gpus > 1:
-        table[f'resnet50_{precision}_{batch}_x{num_gpus}'] = (2, flags)
+        table[f'resnet50_{precision}_{batch}_x{num_gpus}'] = (2, arguments)
   one = [*resnet, '--num_gpus=1', '--batch_size=64']
   table['nchw_fp32'] = (1, [*one, '--data_format=NCHW'])
   table['nchw_fp16'] = (1, [*one, '--data_format=NCHW', '--use_fp16'])
@@ -159,11 +159,11 @@ def measurements(num_gpus: int, quick: bool) -> dict[str, tuple[int, list[str]]]
   table['ten_steps_per_call'] = (1, [*one, '--steps_per_call=10'])
   table['no_tf32'] = (1, [*one, '--tf32=false'])
   for spec in ('nccl', 'copy', 'collective'):
-    flags = [*resnet, '--batch_size=64', f'--all_reduce_spec={spec}']
-    table[f'all_reduce_{spec}'] = (2, flags)
+    arguments = [*resnet, '--batch_size=64', f'--all_reduce_spec={spec}']
+    table[f'all_reduce_{spec}'] = (2, arguments)
   for place in ('cpu', 'gpu'):
-    flags = [*resnet, '--batch_size=64', '--variable_update=parameter_server']
-    table[f'parameter_server_{place}'] = (2, [*flags, f'--local_parameter_device={place}'])
+    arguments = [*resnet, '--batch_size=64', '--variable_update=parameter_server']
+    table[f'parameter_server_{place}'] = (2, [*arguments, f'--local_parameter_device={place}'])
   return table
 
 
@@ -258,11 +258,11 @@ def _all(out: Path, num_gpus: int, quick: bool) -> list[Outcome]:
       note(Outcome(name, 'skipped', f'needs {needed} GPUs, there is {num_gpus}'))
     else:
       note(_compare(name, out))
-  for name, (needed, flags) in measurements(num_gpus, quick).items():
+  for name, (needed, arguments) in measurements(num_gpus, quick).items():
     if needed > num_gpus:
       note(Outcome(name, 'skipped', f'needs {needed} GPUs, there is {num_gpus}'))
     else:
-      note(_measure(name, flags, out))
+      note(_measure(name, arguments, out))
   note(_staging(out))
   note(_dali(out))
   return outcomes
@@ -276,10 +276,10 @@ def _compare(name: str, out: Path) -> Outcome:
   return Outcome(name, 'failed' if code else 'passed', text)
 
 
-def _measure(name: str, flags: Sequence[str], out: Path) -> Outcome:
+def _measure(name: str, arguments: Sequence[str], out: Path) -> Outcome:
   path = out / f'{name}.json'
   path.unlink(missing_ok=True)
-  command = [sys.executable, '-m', 'benchmarks.run', *flags, f'--result_json={path}']
+  command = [sys.executable, '-m', 'benchmarks.run', *arguments, f'--result_json={path}']
   code, _ = _started(command, out / f'{name}.log')
   try:
     result = results.read(str(path))
@@ -306,8 +306,8 @@ def _measure(name: str, flags: Sequence[str], out: Path) -> Outcome:
 def _staging(out: Path) -> Outcome:
   """Whether the next batches are copied while kernels run, read from a trace."""
   path = out / 'staging.trace.json'
-  flags = ['--device=gpu', '--num_gpus=1', '--batch_size=64', '--num_batches=5']
-  measured = _measure('staging', [*flags, '--model=resnet50', f'--trace_file={path}'], out)
+  arguments = ['--device=gpu', '--num_gpus=1', '--batch_size=64', '--num_batches=5']
+  measured = _measure('staging', [*arguments, '--model=resnet50', f'--trace_file={path}'], out)
   if measured.status != 'passed':
     return measured
   try:
@@ -323,7 +323,7 @@ def _dali(out: Path) -> Outcome:
 
   if importlib.util.find_spec('nvidia') is None or importlib.util.find_spec('nvidia.dali') is None:
     return Outcome('dali', 'skipped', "not installed (pip install -e '.[dali]')")
-  if not (ROOT / 'hpm' / 'pipelines' / 'dali.py').exists():
+  if 'dali' not in pipelines.PIPELINES:
     return Outcome('dali', 'skipped', f'no DALI pipeline among {", ".join(pipelines.PIPELINES)}')
   sample = out / 'sample'
   code, _ = _started(
@@ -331,8 +331,12 @@ def _dali(out: Path) -> Outcome:
   )
   if code:
     return Outcome('dali', 'failed', 'the sample data set could not be written, see sample.log')
-  flags = ['--device=gpu', '--model=resnet50', f'--data_dir={sample}', '--pipeline=dali']
-  return _measure('dali', [*flags, '--batch_size=32', '--num_batches=50'], out)
+  arguments = ['--device=gpu', '--model=resnet50', f'--data_dir={sample}', '--pipeline=dali']
+  try:
+    flags.parse(arguments)
+  except UsageError as error:
+    return Outcome('dali', 'skipped', f'the driver can not choose it: {error}')
+  return _measure('dali', [*arguments, '--batch_size=32', '--num_batches=50'], out)
 
 
 def _one(name: str) -> int:

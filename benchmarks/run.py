@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
     record = begin(arguments, options)
     with recorded(options, record), process.terminations() as stop:
       if options.num_runs > 1:
-        runs.repeated(arguments, options.num_runs, record)
+        runs.repeated(arguments, options.num_runs, record, stop)
       else:
         benchmark(options, record, stop)
     say(closing(options, record))

@@ -16,6 +16,7 @@ from typing import Any
 
 from benchmarks import loop, results, speed
 from benchmarks.loop import say
+from benchmarks.saving import Stopped
 from hpm.errors import DataError
 
 __all__ = ['combined', 'repeated']
@@ -30,18 +31,31 @@ _COMMON = (
   'batch_size_per_device',
   'batch_size_global',
   'num_warmup_steps',
+  'peak_gpu_mib',
+  'skipped_records',
 )
 
 
-def repeated(arguments: Sequence[str], num_runs: int, record: dict[str, Any]) -> None:
+def repeated(
+  arguments: Sequence[str], num_runs: int, record: dict[str, Any], stop: Sequence[int] = ()
+) -> None:
   """Runs the command so often, passes its lines on, and puts the combined result into `record`.
+
+  Args:
+    arguments: of the command.
+    num_runs: how often.
+    record: see above.
+    stop: not empty as soon as no further run may start (see `process.terminations`).
 
   Raises:
     loop.RunError: a run failed; those before it are measurements of nothing.
+    Stopped: a run was told to stop, or this process between two of them.
   """
   done = []
   with tempfile.TemporaryDirectory() as directory:
     for number in range(1, num_runs + 1):
+      if stop:
+        raise Stopped(f'stopped by SIGTERM before run {number} of {num_runs}')
       say(f'Run {number} of {num_runs}')
       path = os.path.join(directory, f'{number}.json')
       code = _run([*arguments, '--num_runs=1', f'--result_json={path}'])
@@ -49,6 +63,8 @@ def repeated(arguments: Sequence[str], num_runs: int, record: dict[str, Any]) ->
         result = results.read(path)
       except DataError as error:
         raise loop.RunError(f'run {number} of {num_runs} ended with code {code}') from error
+      if result['status'] == 'stopped':
+        raise Stopped(f'run {number} of {num_runs}: {result["reason"]}')
       if result['status'] != 'ok':
         raise loop.RunError(f'run {number} of {num_runs}: {result["reason"]}')
       done.append(result)

@@ -2,11 +2,15 @@
 
 import os
 import re
+import subprocess
+import sys
 
 import pytest
 
 from benchmarks import loop, results, runs
+from benchmarks.saving import Stopped
 from benchmarks.speed import RULE
+from tests.benchmarks.conftest import ROOT, environment
 
 
 def planted(seconds, images=8, **more):
@@ -93,6 +97,34 @@ def test_each_run_has_a_process_of_its_own(command_line, tmp_path):
 def test_a_run_that_ends_without_a_result_fails_them_all():
   with pytest.raises(loop.RunError, match='run 1 of 2 ended with code 2'):
     runs.repeated(['--batch_size=0'], 2, {})
+
+
+def test_no_run_starts_once_the_process_is_told_to_stop():
+  with pytest.raises(Stopped, match='before run 1 of 2'):
+    runs.repeated(['--batch_size=0'], 2, {}, [15])
+
+
+@pytest.mark.long
+def test_sigterm_reaches_the_run_and_ends_them_all(tmp_path):
+  path = tmp_path / 'run.json'
+  process = subprocess.Popen(
+    [
+      *(sys.executable, '-m', 'benchmarks.run', '--device=cpu', '--model=trivial'),
+      *('--num_batches=1000000', '--num_runs=3', f'--result_json={path}'),
+    ],
+    cwd=ROOT,
+    env=environment(),
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+  while not re.match(r'\d+\timages/sec', process.stdout.readline()):
+    assert process.poll() is None
+  process.terminate()
+  _, errors = process.communicate(timeout=60)
+  assert process.returncode == 143
+  assert 'run 1 of 3: stopped by SIGTERM; nothing is kept' in errors
+  assert results.read(str(path))['status'] == 'stopped'
 
 
 @pytest.mark.long
