@@ -9,11 +9,11 @@ import statistics
 import time
 from typing import Any, NamedTuple
 
-from benchmarks import machine, progress, speed
+from benchmarks import flags, machine, progress, speed
 import hpm
 from hpm.errors import DataError
 
-__all__ = ['Lines', 'RunError', 'Step', 'evaluate', 'measure', 'report', 'say', 'watched']
+__all__ = ['RunError', 'Step', 'evaluate', 'measure', 'report', 'say', 'watched']
 
 _DRIFT = 0.05  # share of the step time from which a drift is worth a warning
 _OTHER_LOAD = 0.1  # share of the cores
@@ -39,15 +39,6 @@ class Step(NamedTuple):
   loss: float
   metrics: Any
   settled: bool = True
-
-
-class Lines(NamedTuple):
-  """What the step lines look like: see `benchmarks.flags.lines`."""
-
-  every: int
-  loss: str = 'total_loss'
-  accuracies: bool = False
-  ewma: float | None = None
 
 
 def watched(
@@ -88,7 +79,8 @@ def watched(
       values = [(int(metrics.num_samples), float(metrics.loss)) for metrics in results]
     except tf.errors.ResourceExhaustedError as error:
       raise RunError(f'out of memory in step {number}: lower --batch_size') from error
-    except tf.errors.OpError as error:
+    # A message that quotes a damaged record may be no UTF-8, and then can't be raised as it is.
+    except (tf.errors.OpError, UnicodeDecodeError) as error:
       if isinstance(pipeline, SyntheticPipeline):  # the fault can't be the data's
         raise
       raise pipeline.explain(error, position) from error
@@ -112,7 +104,7 @@ def measure(
   steps: Iterator[Step],
   num_warmup: int,
   num_timed: int,
-  lines: Lines,
+  lines: flags.lines.Lines,
   record: dict[str, Any],
   started: float,
 ) -> None:

@@ -112,17 +112,43 @@ def benchmark(options: flags.Options, record: dict[str, Any], stop: list[int]) -
   say('=' * 10)
 
   if options.eval:
-    trained = hpm.TrainStep(model, manager, hpm.optimizers.create('sgd', 0.0))
-    record['resumed_from'] = saving.restore(options.train_dir, trained)
-    step = hpm.EvalStep(model, manager, xla=options.xla)
-    steps = loop.watched(
-      step, pipeline, options.num_batches, private_threads=options.datasets_num_private_threads
-    )
-    stoppable = saving.Saving(step, pipeline, None, stop, record=record).over(steps)
-    loop.evaluate(stoppable, options.num_batches, options.display_every, record, started)
-    note_skipped(record, pipeline)
-    return
+    evaluate(options, model, manager, pipeline, record, stop, started)
+  else:
+    measure(options, model, manager, pipeline, epoch_size, record, stop, started)
+  note_skipped(record, pipeline)
 
+
+def evaluate(
+  options: flags.Options,
+  model: hpm.models.Model,
+  manager: hpm.variable_mgr.VariableManager,
+  pipeline: hpm.pipelines.Pipeline,
+  record: dict[str, Any],
+  stop: list[int],
+  started: float,
+) -> None:
+  """The accuracy of the newest checkpoint."""
+  trained = hpm.TrainStep(model, manager, hpm.optimizers.create('sgd', 0.0))
+  record['resumed_from'] = saving.restore(options.train_dir, trained)
+  step = hpm.EvalStep(model, manager, xla=options.xla)
+  steps = loop.watched(
+    step, pipeline, options.num_batches, private_threads=options.datasets_num_private_threads
+  )
+  steps = saving.Saving(step, pipeline, None, stop, record=record).over(steps)
+  loop.evaluate(steps, options.num_batches, options.display_every, record, started)
+
+
+def measure(
+  options: flags.Options,
+  model: hpm.models.Model,
+  manager: hpm.variable_mgr.VariableManager,
+  pipeline: hpm.pipelines.Pipeline,
+  epoch_size: int | None,
+  record: dict[str, Any],
+  stop: list[int],
+  started: float,
+) -> None:
+  """Training, or inference alone: from the newest checkpoint, if there is one, to the goal."""
   done = position = 0
   if options.forward_only:
     manager.create(*model.init(options.tf_random_seed))
@@ -153,15 +179,9 @@ def benchmark(options: flags.Options, record: dict[str, Any], stop: list[int]) -
     record=record,
   )
   steps = profiled(options, saved.over(steps), plan.num_warmup, record)
-  lines = loop.Lines(
-    options.display_every,
-    options.loss_type_to_report or 'base_loss',
-    options.print_training_accuracy,
-    options.display_perf_ewma,
-  )
+  lines = flags.lines.shown(options)
   loop.measure(steps, plan.num_warmup, plan.num_steps - plan.num_warmup, lines, record, started)
   saved.finish()
-  note_skipped(record, pipeline)
   if options.graph_file is not None:
     profiling.write_graph(options.graph_file, step, pipeline)
     record.setdefault('files', {})['graph_file'] = options.graph_file

@@ -1,5 +1,7 @@
 """What the step lines say, and how often."""
 
+from typing import NamedTuple
+
 from absl import flags
 
 from hpm import errors
@@ -7,6 +9,22 @@ from hpm.errors import UsageError
 
 TITLE = 'Step lines'
 LOSSES = ('total_loss', 'base_loss')
+
+
+class Lines(NamedTuple):
+  """What the step lines look like.
+
+  Attributes:
+    every: a line every so many steps, and at step 1.
+    loss: the name of the third column.
+    accuracies: whether top-1 and top-5 follow it.
+    ewma: weight of a new step in the mean of step times; None weighs all alike.
+  """
+
+  every: int
+  loss: str
+  accuracies: bool
+  ewma: float | None
 
 
 def define(values: flags.FlagValues) -> None:
@@ -58,3 +76,13 @@ def step_options(options) -> dict[str, bool]:
     'count_hits': options.print_training_accuracy,
     'report_decay': options.loss_type_to_report == 'total_loss',
   }
+
+
+def shown(options) -> Lines:
+  """What the loop prints; options complete."""
+  return Lines(
+    options.display_every,
+    options.loss_type_to_report or 'base_loss',  # of inference, which has no decay
+    options.print_training_accuracy,
+    options.display_perf_ewma,
+  )
