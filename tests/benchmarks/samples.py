@@ -21,6 +21,8 @@ SAMPLES: dict[str, list[str]] = {
   'steps_per_call': ['--steps_per_call=2'],
   'data_dir': ['--data_dir=.'],
   'data_name': ['--data_name=synthetic'],
+  'pipeline': ['--pipeline=dali', '--data_dir=.'],
+  'bad_records': ['--data_dir=.', '--bad_records=skip'],
   'variable_update': ['--variable_update=replicated'],
   'local_parameter_device': ['--local_parameter_device=cpu'],
   'all_reduce_spec': ['--all_reduce_spec=copy'],

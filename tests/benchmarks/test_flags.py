@@ -61,6 +61,11 @@ REFUSED = {
   '--local_parameter_device=cpu --all_reduce_spec=collective': 'sums on the host',
   '--data_name=imagenet': 'needs --data_dir',
   '--data_name=synthetic --data_dir=.': 'drop one',
+  '--pipeline=dalli --data_dir=.': 'did you mean dali',
+  '--pipeline=dali': '--pipeline=dali has no effect on synthetic data',
+  '--data_name=tfds:cifar10': 'needs --data_dir',
+  '--data_dir=. --bad_records=ignore': 'give fail, skip or limit:N',
+  '--bad_records=limit:3': 'synthetic data has none',
   '--forward_only --optimizer=sgd': '--optimizer=sgd has no effect',
   '--forward_only --init_learning_rate=0.1': 'no effect',
   '--forward_only --all_reduce_spec=copy': 'no effect',
@@ -287,6 +292,8 @@ def test_whole_epochs_end_inside_the_pipeline_and_parts_by_steps():
   assert flags.data.pipeline_options(whole) == {
     'data_dir': '.',
     'split': 'train',
+    'bad_records': 'fail',
+    'pipeline': 'tfdata',
     'num_epochs': 2,
   }
   assert 'num_epochs' not in flags.data.pipeline_options(part)
