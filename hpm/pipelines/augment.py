@@ -21,6 +21,7 @@ __all__ = [
   'resize',
   'resize_antialiased',
   'resize_central_crop',
+  'short_side',
   'window_of',
 ]
 
@@ -202,15 +203,19 @@ def flip(image: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
   return tf.reverse(image, tf.fill(times, 1))
 
 
+def short_side(size: int) -> int:
+  """To what evaluation resizes the short side of an image, of which it crops `size` pixels."""
+  return round(size * 256 / 224)
+
+
 def central_window(shape: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
   """How evaluation sees an image: (resized int32 [2], offset int32 [2]), both height and width.
 
   The short side becomes 256/224 of `size`, the long side is rounded, and `size` x `size` pixels
   are cut from the middle (an odd margin is smaller on the top or left).
   """
-  short = round(size * 256 / 224)
   sides = tf.cast(shape[:2], tf.float32)
-  resized = tf.cast(tf.round(sides * (short / tf.reduce_min(sides))), tf.int32)
+  resized = tf.cast(tf.round(sides * (short_side(size) / tf.reduce_min(sides))), tf.int32)
   return resized, (resized - size) // 2
 
 

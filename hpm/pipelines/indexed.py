@@ -248,6 +248,7 @@ def assemble(encoded: tf.Tensor, window: tf.Tensor) -> tuple[tf.Tensor, tf.Tenso
   return jpeg, origin
 
 
+@functools.cache
 def _installed(module: str) -> bool:
   return importlib.util.find_spec(module) is not None
 
@@ -265,7 +266,7 @@ def _require(module: str, option: str) -> None:
 
 def _training_images(
   size: int,
-  resize: Callable[[np.ndarray, np.ndarray], None],
+  resize: Callable[[np.ndarray], np.ndarray],
   encoded: Sequence[bytes],
   windows: np.ndarray,
   flips: np.ndarray,
@@ -274,15 +275,19 @@ def _training_images(
 
   Args:
     size: pixels.
-    resize: (image uint8 [h, w, 3], where the result goes, uint8 [size, size, 3]).
+    resize: (image uint8 [h, w, 3]) -> float32 [size, size, 3], 0 to 255.
     encoded: [B] files.
     windows: int32 [B, 4].
     flips: int32 [B, 1].
   """
   images = _aligned((len(encoded), size, size, 3))
+  upright = np.empty((size, size, 3), np.uint8)
   with tf.device('/CPU:0'):
     for image, jpeg, window, flip in zip(images, encoded, windows.tolist(), flips.ravel().tolist()):
-      resize(_window(jpeg, window), image[:, ::-1] if flip else image)
+      resized = resize(_window(jpeg, window))
+      np.rint(resized, out=upright if flip else image, casting='unsafe')
+      if flip:
+        _mirror(upright, image)
   return images
 
 
@@ -296,15 +301,53 @@ def _evaluation_images(
   """The same for evaluation; windows are whole images."""
   del resize, flips
   images = _aligned((len(encoded), size, size, 3))
+  pixels = windows[:, 2].astype(np.int64) * windows[:, 3]
+  canvas = _aligned((int(pixels.max()) * 3,))
   with tf.device('/CPU:0'):
     for image, jpeg, (_, _, height, width) in zip(images, encoded, windows.tolist()):
-      whole = np.empty((height, width, 3), np.uint8)
-      top, left, rows, columns = window = (
-        augment.central_source(tf.constant([height, width, 3]), size).numpy().tolist()
-      )
-      whole[top : top + rows, left : left + columns] = _window(jpeg, window)
-      image[:] = augment.resize_central_crop(tf.constant(whole), size)
+      whole = canvas[: height * width * 3].reshape(height, width, 3)
+      _central_crop(jpeg, whole, image)
   return images
+
+
+def _central_crop(encoded: bytes, whole: np.ndarray, out: np.ndarray) -> None:
+  """`augment.resize_central_crop` in fewer steps, to the same bits.
+
+  Args:
+    encoded: a file.
+    whole: uint8 [H, W, 3], where its pixels go as far as they are needed.
+    out: uint8 [size, size, 3].
+  """
+  size = len(out)
+  sides = np.array(whole.shape[:2], np.float32)
+  resized = np.round(sides * (np.float32(augment.short_side(size)) / sides.min()))
+  offset = (resized.astype(np.int32) - size) // 2
+  # As `augment.central_source`: each pixel's kernel reaches one step to each side.
+  step = sides / resized
+  reach = np.maximum(step, 1) + 1
+  first = np.maximum(np.floor((offset + 0.5) * step - reach), 0).astype(int)
+  last = np.minimum(np.ceil((offset + size - 0.5) * step + reach), sides).astype(int)
+  (top, left), (bottom, right) = first.tolist(), last.tolist()
+  whole[top:bottom, left:right] = _window(encoded, (top, left, bottom - top, right - left))
+  scaled = tf.raw_ops.ScaleAndTranslate(
+    images=whole[np.newaxis],
+    size=[size, size],
+    scale=resized / sides,
+    translation=-offset.astype(np.float32),
+    kernel_type='triangle',
+    antialias=True,
+  )
+  out[:] = _in_range(scaled)
+
+
+def _mirror(image: np.ndarray, out: np.ndarray) -> None:
+  """Exchanges left and right of uint8 [h, w, 3]."""
+  if _installed('cv2'):
+    import cv2
+
+    cv2.flip(image, 1, out)
+  else:
+    out.view('V3')[:] = image.view('V3')[:, ::-1]  # whole pixels, not bytes
 
 
 def _window(encoded: bytes, window: Sequence[int]) -> np.ndarray:
@@ -323,33 +366,41 @@ def _window(encoded: bytes, window: Sequence[int]) -> np.ndarray:
   return image[top : top + rows, left : left + columns]
 
 
-def _resizer(resize: str, antialias: bool, size: int) -> Callable[[np.ndarray, np.ndarray], None]:
-  sizes = None
+def _resizer(resize: str, antialias: bool, size: int) -> Callable[[np.ndarray], np.ndarray]:
+  """A function from uint8 [h, w, 3] to float32 [size, size, 3]."""
 
-  def exact(image: np.ndarray, out: np.ndarray) -> None:
-    nonlocal sizes
-    if sizes is None:
-      sizes = tf.constant([size, size])
+  def exact(image: np.ndarray) -> np.ndarray:
     resized = tf.raw_ops.ResizeBilinear(
-      images=image[np.newaxis], size=sizes, half_pixel_centers=True
+      images=image[np.newaxis], size=(size, size), half_pixel_centers=True
     )
-    np.rint(resized.numpy()[0], out=out, casting='unsafe')
+    return np.asarray(memoryview(resized))[0]  # numpy() would copy it
 
-  def antialiased(image: np.ndarray, out: np.ndarray) -> None:
-    out[:] = augment.resize_antialiased(tf.constant(image), size)
+  def antialiased(image: np.ndarray) -> np.ndarray:
+    sides = np.array(image.shape[:2], np.float32)
+    scaled = tf.raw_ops.ScaleAndTranslate(
+      images=image[np.newaxis],
+      size=(size, size),
+      scale=size / sides,
+      translation=(0.0, 0.0),
+      kernel_type='triangle',
+      antialias=True,
+    )
+    return np.floor(_in_range(scaled))
 
-  def opencv(image: np.ndarray, out: np.ndarray) -> None:
+  def opencv(image: np.ndarray) -> np.ndarray:
     import cv2
 
-    resized = cv2.resize(image.astype(np.float32), (size, size))
-    np.add(resized, _HALF, out=out, casting='unsafe')
+    return cv2.resize(image.astype(np.float32), (size, size))
 
   if antialias:
     return antialiased
   return exact if resize == 'exact' else opencv
 
 
-_HALF = np.float32(0.5)
+def _in_range(scaled: tf.Tensor) -> np.ndarray:
+  """float32 [h, w, 3] of [1, h, w, 3], which a cast to uint8 rounds as `augment` does."""
+  # The sums may pass 255 by a hair, and a cast would wrap them.
+  return np.clip(np.asarray(memoryview(scaled))[0] + np.float32(0.5), 0, 255)
 
 
 def _aligned(shape: Sequence[int]) -> np.ndarray:
