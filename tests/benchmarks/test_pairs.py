@@ -71,7 +71,7 @@ REFUSED = {
     *{'resnet_base_lr', 'eval', 'forward_only'},
   },
   'adam': {'momentum', 'eval', 'forward_only'},
-  'synthetic': {'data_dir', 'bad_records', 'eval'},
+  'synthetic': {'data_dir', 'bad_records', 'pipeline', 'eval'},
 }
 
 
