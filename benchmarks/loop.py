@@ -5,6 +5,7 @@ from __future__ import annotations  # hpm.TrainStep in a signature would import 
 from collections.abc import Iterator
 import itertools
 import math
+import re
 import statistics
 import time
 from typing import Any, NamedTuple
@@ -81,6 +82,10 @@ def watched(
       raise RunError(f'out of memory in step {number}: lower --batch_size') from error
     # A message that quotes a damaged record may be no UTF-8, and then can't be raised as it is.
     except (tf.errors.OpError, UnicodeDecodeError) as error:
+      if 'tf2xla' in str(error):
+        raise RunError(
+          f'XLA can not compile the tower, drop --xla: {_xla_reason(error)}'
+        ) from error
       if isinstance(pipeline, SyntheticPipeline):  # the fault can't be the data's
         raise
       raise pipeline.explain(error, position) from error
@@ -276,6 +281,12 @@ class _Clock:
   def other(self) -> float | None:
     elapsed = time.perf_counter() - self._wall
     return machine.other_load(self._load, machine.load(), elapsed)
+
+
+def _xla_reason(error: Exception) -> str:
+  """The line of the compiler's report that says what it can't do."""
+  first = re.search(r'\(0\) \w+:\s*(.*)', str(error))  # of several errors, one a device
+  return (first[1] if first else str(error).splitlines()[0]).strip()[:300]
 
 
 def _accuracies(step: Step) -> tuple[float, float]:

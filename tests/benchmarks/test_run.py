@@ -334,6 +334,22 @@ def test_options_of_the_step_run_and_are_said(arguments, fact, in_process):
   assert float(total(run)) > 0
 
 
+def test_a_tower_that_xla_can_not_compile_is_refused_with_the_op(in_process, monkeypatch, tmp_path):
+  (tmp_path / 'strings_model.py').write_text(
+    'import tensorflow as tf, hpm\n'
+    'def network(b, images):\n'
+    '  lengths = tf.strings.length(tf.strings.as_string(images))\n'
+    "  return b.dense('logits', b.flatten(tf.cast(lengths, tf.float32)), 10)\n"
+    'def create():\n'
+    "  return hpm.models.Model(network, name='s', image_shape=(8, 8, 3), num_classes=10)\n"
+  )
+  monkeypatch.syspath_prepend(tmp_path)
+  run = in_process('--model=strings_model:create', '--num_batches=2', '--xla')
+  message = one_line(run, 1)
+  assert message.startswith('error: XLA can not compile the tower, drop --xla: ')
+  assert 'AsString' in message
+
+
 def test_a_dynamic_loss_scale_skips_steps_and_goes_on(in_process, tmp_path):
   path = tmp_path / 'run.json'
   run = in_process(
