@@ -340,12 +340,15 @@ class TrainStep:
       raise UsageError(f'a batch of {size} is not to be had in {parts} equal parts (accumulate)')
     moved: set[str] = set()
 
+    def cut(batch, i):
+      if size is not None:  # a length that XLA sees to be constant
+        rest = [0] * (batch.shape.rank - 1)
+        return tf.slice(batch, [i * (size // parts), *rest], [size // parts, *batch.shape[1:]])
+      count = tf.shape(batch)[0]
+      return batch[i * count // parts : (i + 1) * count // parts]
+
     def part(i, state, gradients, sums):
-      count = tf.shape(images)[0]
-      begin, end = i * count // parts, (i + 1) * count // parts
-      some_images, some_labels = images[begin:end], labels[begin:end]
-      some_images.set_shape([size and size // parts, *images.shape[1:]])
-      some_labels.set_shape([size and size // parts, *labels.shape[1:]])
+      some_images, some_labels = cut(images, i), cut(labels, i)
       # Apart from all that towers and steps count up: no two dropout masks alike.
       seed = rng + tf.stack([i * _PRIME, 0])
       more, new_state, more_sums = self._gradients(

@@ -251,3 +251,25 @@ def test_the_reported_loss_holds_the_decay_when_asked(cpu_devices):
   ]
   penalty = 0.5 * sum(np.sum(kernel**2) / 2 for kernel in kernels)
   assert losses[True] - losses[False] == pytest.approx(penalty, rel=1e-5)
+
+
+def test_parts_of_a_batch_are_compiled_by_xla_as_well(cpu_devices):
+  def network(b, images):  # ops that want shapes to be constant
+    x = tf.nn.relu(b.conv('conv', images, 4, 3))
+    return b.dense('logits', b.global_average_pool(x), 5)
+
+  model = hpm.models.Model(network, name='convolved', image_shape=(8, 8, 3), num_classes=5)
+  ended = {}
+  for xla in (False, True):
+    step = hpm.TrainStep(
+      model,
+      harness.create_manager('replicated_spread', cpu_devices[:2]),
+      hpm.optimizers.create('sgd', 0.1),
+      accumulate=2,
+      xla=xla,
+    )
+    ((batch, other),) = harness.random_steps([[4, 4]], image_shape=(8, 8, 3))
+    step([batch, other])
+    ended[xla] = step.snapshot()
+  for name, value in ended[False].items():
+    np.testing.assert_allclose(ended[True][name], value, rtol=1e-5, atol=1e-6, err_msg=name)
