@@ -3,6 +3,7 @@
   python benchmarks/run.py --variable_update=replicated
   python benchmarks/run.py --model=resnet50 --num_gpus=8 --batch_size=256 --use_fp16
   python benchmarks/run.py --device=cpu --num_gpus=2 --model=trivial --result_json=run.json
+  python benchmarks/run.py --dry_run --model=vgg16 --num_gpus=8 --batch_size=64
   python benchmarks/run.py --model=list
 
 On real images, here a small set of photographs; with a checkpoint, and its accuracy. The same
@@ -36,6 +37,7 @@ from benchmarks import (
   header,
   loop,
   machine,
+  plan,
   process,
   profiling,
   results,
@@ -61,6 +63,10 @@ def main(arguments: Sequence[str]) -> int:
     if options.model == flags.model.LIST:
       for line in flags.model.table():
         say(line)
+      return 0
+    if options.dry_run:
+      process.set_environment(flags.runtime.environment(options, dict(os.environ)))
+      plan.show(options)
       return 0
     record = begin(arguments, options)
     with recorded(options, record), process.terminations() as stop:
@@ -156,14 +162,14 @@ def measure(
   else:
     step = create_train_step(options, model, manager, epoch_size)
     done, position = saving.resume(options.train_dir, step, pipeline, record)
-  plan = flags.steps.plan(options, epoch_size, done, position)
-  if not plan.num_steps:
+  work = flags.steps.plan(options, epoch_size, done, position)
+  if not work.num_steps:
     raise Finished(flags.steps.finished(options, done, position))
 
   steps = loop.watched(
     step,
     pipeline,
-    plan.num_steps,
+    work.num_steps,
     position,
     steps_per_call=options.steps_per_call,
     private_threads=options.datasets_num_private_threads,
@@ -178,9 +184,9 @@ def measure(
     keep=options.max_ckpts_to_keep or 0,
     record=record,
   )
-  steps = profiled(options, saved.over(steps), plan.num_warmup, record)
+  steps = profiled(options, saved.over(steps), work.num_warmup, record)
   lines = flags.lines.shown(options)
-  loop.measure(steps, plan.num_warmup, plan.num_steps - plan.num_warmup, lines, record, started)
+  loop.measure(steps, work.num_warmup, work.num_steps - work.num_warmup, lines, record, started)
   saved.finish()
   if options.graph_file is not None:
     profiling.write_graph(options.graph_file, step, pipeline)

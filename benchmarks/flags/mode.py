@@ -41,9 +41,24 @@ def define(values: flags.FlagValues) -> None:
     'Inference benchmark: no gradients, no update.',
     flag_values=values,
   )
+  flags.DEFINE_boolean(
+    'dry_run',
+    False,
+    'Run nothing: read from the graph what training would need and move, on devices that need not\n'
+    'be there. Memory, bytes between devices, the largest batch for some memories.',
+    flag_values=values,
+  )
 
 
 def check(options) -> None:
+  if options.dry_run:
+    options.refuse_given(
+      (
+        *('eval', 'forward_only', 'num_runs', 'train_dir', 'result_json'),
+        *(*profile.FILES, 'profile_dir'),
+      ),
+      'has no effect with --dry_run, which runs nothing and writes nothing: drop one',
+    )
   if options.eval and options.forward_only:
     raise UsageError(
       '--eval and --forward_only exclude each other: --eval measures accuracy, --forward_only speed'

@@ -49,6 +49,7 @@ SAMPLES: dict[str, list[str]] = {
   'resnet_base_lr': ['--resnet_base_lr=0.1'],
   'eval': ['--eval', '--train_dir=.', '--data_dir=.'],
   'forward_only': ['--forward_only'],
+  'dry_run': ['--dry_run'],
   'num_batches': ['--num_batches=4'],
   'num_epochs': ['--num_epochs=4'],
   'num_warmup_batches': ['--num_warmup_batches=4'],
