@@ -146,6 +146,13 @@ class TrainStep:
         'xla: XLA compiles no collective inside a tower, but '
         "batch_norm_statistics='cross_replica' needs some: leave one of the two out"
       )
+    if accumulate > 1 and manager.cross_replica:
+      # Their keys hold the name of the loop that they stand in, and each tower has a loop of its
+      # own: they would wait for one another for ever.
+      raise UsageError(
+        f"accumulate {accumulate}: the collectives of batch_norm_statistics='cross_replica' "
+        "don't meet from loops inside towers: leave one of the two out"
+      )
     self.model = model
     self.manager = manager
     self.optimizer = optimizer

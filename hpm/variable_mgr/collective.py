@@ -122,8 +122,9 @@ class CrossReplica:
   """Sums inside the towers, with a gradient: what synchronised batch norm is given.
 
   The tower is one function for all devices, so keys are constants of its trace, and the token of
-  the device that it is called on is an argument. The gradient of a sum over all replicas is the sum
-  of what all replicas send back: a collective as well.
+  the device that it is called on is an argument. Towers of different batch sizes are traced apart;
+  they meet because keys count from the start of each trace. The gradient of a sum over all
+  replicas is the sum of what all replicas send back: a collective as well.
 
   Args:
     devices: of the towers.
@@ -159,6 +160,7 @@ class CrossReplica:
       weight: float32 scalar that this tower's values and their gradients are multiplied with: 0
         where it has no samples.
     """
+    keys = itertools.count(1)
 
     def weighted(value: tf.Tensor) -> tf.Tensor:
       return value if weight is None else value * weight
@@ -166,7 +168,7 @@ class CrossReplica:
     def reduced(value: tf.Tensor) -> tf.Tensor:
       if len(self._devices) == 1:
         return tf.identity(value)
-      return self._group.reduce(value, next(_instance_keys), token.handle, '')
+      return self._group.reduce(value, next(keys), token.handle, '')
 
     @tf.custom_gradient
     def cross_replica(value: tf.Tensor) -> Any:

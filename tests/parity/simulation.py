@@ -21,6 +21,7 @@ __all__ = [
   'Result',
   'RMSProp',
   'normalize',
+  'normalized',
   'train',
   'train_independent',
   'two_layers',
@@ -28,7 +29,9 @@ __all__ = [
 
 Values = dict[str, np.ndarray]
 Batch = tuple[np.ndarray, np.ndarray]
-Network = Callable[[Values, np.ndarray, np.ndarray], tuple[float, Values]]
+# (params, images, labels) -> summed loss, its gradients, and of a network with batch norm the
+# statistics that its moving averages follow.
+Network = Callable[[Values, np.ndarray, np.ndarray], tuple]
 
 
 def normalize(images: np.ndarray) -> np.ndarray:
@@ -64,6 +67,51 @@ def two_layers(params: Values, images: np.ndarray, labels: np.ndarray) -> tuple[
     'logits/kernel': hidden.T @ d_logits,
     'logits/bias': d_logits.sum(axis=0),
   }
+
+
+def normalized(
+  params: Values, images: np.ndarray, labels: np.ndarray
+) -> tuple[float, Values, Values]:
+  """A dense layer on each pixel, batch norm, tanh, dense, softmax cross entropy.
+
+  Args:
+    params: 'conv/kernel' [1, 1, C, h], 'bn/scale' and 'bn/offset' [h], 'logits/kernel'
+      [H * W * h, c], 'logits/bias' [c].
+    images: uint8 [b, H, W, C], b at least 1.
+    labels: integers [b].
+
+  Returns:
+    The loss and its gradients, summed over the samples, and the batch's mean and unbiased variance
+    of each channel, as 'bn/moving_mean' and 'bn/moving_variance'.
+  """
+  x = normalize(images).reshape(-1, images.shape[-1])
+  kernel = params['conv/kernel'][0, 0]
+  z = x @ kernel
+  mean, variance = z.mean(axis=0), z.var(axis=0)
+  deviation = np.sqrt(variance + 1e-5)
+  unit = (z - mean) / deviation
+  hidden = np.tanh(unit * params['bn/scale'] + params['bn/offset'])
+  flat = hidden.reshape(len(images), -1)
+  logits = flat @ params['logits/kernel'] + params['logits/bias']
+  shifted = logits - logits.max(axis=1, keepdims=True)
+  log_probabilities = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+  samples = np.arange(len(labels))
+  loss = -log_probabilities[samples, labels].sum()
+
+  d_logits = np.exp(log_probabilities)
+  d_logits[samples, labels] -= 1.0
+  d_hidden = (d_logits @ params['logits/kernel'].T).reshape(hidden.shape) * (1.0 - hidden**2)
+  d_unit = d_hidden * params['bn/scale']
+  # The statistics depend on every pixel, so each pixel gets its share of what they get.
+  d_z = (d_unit - d_unit.mean(axis=0) - unit * (d_unit * unit).mean(axis=0)) / deviation
+  gradients = {
+    'conv/kernel': (x.T @ d_z)[None, None],
+    'bn/scale': (d_hidden * unit).sum(axis=0),
+    'bn/offset': d_hidden.sum(axis=0),
+    'logits/kernel': flat.T @ d_logits,
+    'logits/bias': d_logits.sum(axis=0),
+  }
+  return loss, gradients, {'bn/moving_mean': mean, 'bn/moving_variance': z.var(axis=0, ddof=1)}
 
 
 class Optimizer(Protocol):
@@ -143,7 +191,8 @@ class Result:
   """What training ends with.
 
   Attributes:
-    values: 'params/NAME' and 'slots/SLOT/NAME' -> float64.
+    values: 'params/NAME', 'slots/SLOT/NAME' and of a network with statistics 'state/NAME' ->
+      float64.
     losses: mean loss of each step's samples.
   """
 
@@ -163,6 +212,8 @@ def train(
   clip_value: float = np.inf,
   weight_decay: float = 0.0,
   skipped: Sequence[int] = (),
+  reduction: str = 'mean',
+  statistics: str = 'mean',
 ) -> Result:
   """Synchronous data-parallel training.
 
@@ -173,27 +224,45 @@ def train(
     network: (params, images, labels) -> summed loss and gradients.
     variable_delay: towers compute with the version of so many updates ago, at the start with the
       initial values (staged variables).
-    gradient_delay: step t applies the gradients of step t - gradient_delay; the first steps, which
-      have none to apply, update nothing (relaxed consistency).
+    gradient_delay: step t applies the gradients of step t - gradient_delay; the first steps apply
+      zeros (relaxed consistency).
     clip_norm: bound on the norm of all gradients together.
     clip_value: bound on each element, after that.
     weight_decay: times the kernels, added to their gradients after clipping.
     skipped: steps that change no parameter and no slot, as after an overflow; from 0.
+    reduction: 'mean' over samples, or 'sum' over towers of each tower's mean.
+    statistics: what moving averages follow, of towers that have samples: their 'mean', those of the
+      'first', or 'cross_replica', the statistics of the whole batch, by which it is normalised too.
   """
   params = {name: np.asarray(value, np.float64) for name, value in params.items()}
   slots = {name: optimizer.start(value) for name, value in params.items()}
   versions, gradients, losses = [params], [], []
+  state: Values = {}
   number = 0
   for towers in steps:
-    results = [network(versions[max(0, len(versions) - 1 - variable_delay)], *b) for b in towers]
-    num_samples = max(1, sum(len(labels) for _, labels in towers))
-    losses.append(sum(loss for loss, _ in results) / num_samples)
+    if statistics == 'cross_replica':
+      towers = [tuple(np.concatenate(part) for part in zip(*towers, strict=True))]
+    read = versions[max(0, len(versions) - 1 - variable_delay)]
+    results = [network(read, *batch) for batch in towers]
+    counts = [len(labels) for _, labels in towers]
+    num_samples = max(1, sum(counts))
+    losses.append(sum(result[0] for result in results) / num_samples)
+    divisors = [num_samples if reduction == 'mean' else max(1, count) for count in counts]
     gradients.append(
-      {name: sum(gradient[name] for _, gradient in results) / num_samples for name in params}
+      {
+        name: sum(result[1][name] / divisor for result, divisor in zip(results, divisors))
+        for name in params
+      }
     )
-    if len(gradients) > gradient_delay and len(gradients) - 1 not in skipped:
+    if len(results[0]) > 2:
+      own = [result[2] for result in (results[:1] if statistics == 'first' else results)]
+      for name in own[0]:
+        old = state.get(name, np.full_like(own[0][name], name.endswith('variance')))
+        state[name] = 0.9 * old + 0.1 * np.mean([values[name] for values in own], axis=0)
+    if len(gradients) - 1 not in skipped:
       number += 1
-      mean = gradients[-1 - gradient_delay]
+      applied = len(gradients) - 1 - gradient_delay
+      mean = {n: np.zeros_like(v) for n, v in params.items()} if applied < 0 else gradients[applied]
       norm = np.sqrt(sum(np.sum(gradient**2) for gradient in mean.values()))
       for name, gradient in mean.items():
         clipped = np.clip(
@@ -208,7 +277,8 @@ def train(
       params = {name: value for name, (value, _) in updated.items()}
       slots = {name: value for name, (_, value) in updated.items()}
     versions.append(params)
-  return Result(_named(params, slots), losses)
+  values = _named(params, slots) | {f'state/{name}': value for name, value in state.items()}
+  return Result(values, losses)
 
 
 def train_independent(

@@ -38,10 +38,25 @@ def test_it_imports_no_tensorflow():
   assert result.stdout.strip() == 'False'
 
 
-def test_gradients_are_the_slopes_of_the_loss():
+def normalized_params(rng):
+  return {
+    'conv/kernel': rng.normal(size=(1, 1, 3, 3)),
+    'bn/scale': rng.normal(size=3),
+    'bn/offset': rng.normal(size=3),
+    'logits/kernel': rng.normal(size=(12, 5)),
+    'logits/bias': rng.normal(size=5),
+  }
+
+
+@pytest.mark.parametrize(
+  ('network', 'start'),
+  [(simulation.two_layers, params), (simulation.normalized, normalized_params)],
+  ids=['two_layers', 'normalized'],
+)
+def test_gradients_are_the_slopes_of_the_loss(network, start):
   rng = np.random.default_rng(0)
-  values, (images, labels) = params(rng), batch(rng, 6)
-  _, gradients = simulation.two_layers(values, images, labels)
+  values, (images, labels) = start(rng), batch(rng, 6)
+  gradients = network(values, images, labels)[1]
   for name, value in values.items():
     slope = np.zeros_like(value)
     for index in np.ndindex(value.shape):
@@ -49,9 +64,10 @@ def test_gradients_are_the_slopes_of_the_loss():
       for shift in (1e-5, -1e-5):
         moved = value.copy()
         moved[index] += shift
-        losses.append(simulation.two_layers({**values, name: moved}, images, labels)[0])
+        losses.append(network({**values, name: moved}, images, labels)[0])
       slope[index] = (losses[0] - losses[1]) / 2e-5
-    np.testing.assert_allclose(gradients[name], slope, rtol=1e-6, atol=1e-8)
+    # A difference of losses near 8 has 16 digits, of which 1e-5 leaves ten.
+    np.testing.assert_allclose(gradients[name], slope, rtol=1e-6, atol=3e-8)
 
 
 @pytest.mark.parametrize('sizes', [(4, 4), (7, 1), (8, 0), (3, 0, 5)])
@@ -92,7 +108,7 @@ def test_stale_variables_by_hand():
 
 
 def test_stale_gradients_by_hand():
-  # Step 1 keeps g = 1 - 0 and updates nothing. Step 2 keeps 1 - 3 = -2 and applies 1: 0.5. Step 3
+  # Step 1 keeps g = 1 - 0 and applies zeros. Step 2 keeps 1 - 3 = -2 and applies 1: 0.5. Step 3
   # applies -2: 1.5.
   result = simulation.train(
     {'w': np.float64(1)},
@@ -102,6 +118,59 @@ def test_stale_gradients_by_hand():
     gradient_delay=1,
   )
   assert result.values['params/w'] == 1.5
+
+
+def test_the_first_stale_gradient_is_nought_and_is_applied():
+  # rms starts at 1 and decays by 0.9 towards a square of 0: 0.9; then towards 1: 0.91.
+  result = simulation.train(
+    {'w': np.float64(1)},
+    parabola_steps(0, 0),
+    simulation.RMSProp(0.5),
+    network=parabola,
+    gradient_delay=1,
+  )
+  np.testing.assert_allclose(result.values['slots/rms/w'], 0.91)
+
+
+def test_sum_of_means_by_hand():
+  # Towers of two samples at 0 and one at 3: means 1 and -2, their sum -1, over all samples 0.
+  def mean_of(targets, **options):
+    tower = [(np.array(t), np.zeros(len(t))) for t in targets]
+    return simulation.train(
+      {'w': np.float64(1)}, [tower], simulation.SGD(0.5), network=parabolas, **options
+    ).values['params/w']
+
+  def parabolas(values, targets, labels):
+    return 0.0, {'w': (values['w'] - targets).sum()}
+
+  assert mean_of([[0, 0], [3]], reduction='sum') == 1.5
+  assert mean_of([[0, 0], [3]]) == 1.0
+
+
+@pytest.mark.parametrize(
+  ('statistics', 'mean', 'variance'),
+  [
+    # Towers' pixels -1, 1 and 1, 1: means 0 and 1, unbiased variances 2 and 0.
+    ('mean', 0.05, 1.0),
+    ('first', 0.0, 1.1),
+    ('cross_replica', 0.05, 1.0),  # of all four pixels: 0.5 and 1
+  ],
+)
+def test_moving_statistics_by_hand(statistics, mean, variance):
+  rng = np.random.default_rng(0)
+  values = normalized_params(rng) | {
+    'conv/kernel': np.ones((1, 1, 1, 1)),
+    'bn/scale': np.ones(1),
+    'bn/offset': np.zeros(1),
+    'logits/kernel': rng.normal(size=(2, 5)),
+  }
+  towers = [np.array([0, 255]), np.array([255, 255])]
+  steps = [[(t.reshape(1, 1, 2, 1), np.zeros(1, int)) for t in towers]]
+  result = simulation.train(
+    values, steps, simulation.SGD(0.1), network=simulation.normalized, statistics=statistics
+  )
+  np.testing.assert_allclose(result.values['state/bn/moving_mean'], mean)
+  np.testing.assert_allclose(result.values['state/bn/moving_variance'], variance)
 
 
 def test_independent_towers_know_nothing_of_one_another():
