@@ -370,8 +370,10 @@ def _started(command: Sequence[str], log: Path) -> tuple[int, list[str]]:
 def _count_gpus() -> int:
   """In a process of its own, since TensorFlow would take the GPUs' memory."""
   program = 'import tensorflow as tf; print(len(tf.config.list_physical_devices("GPU")))'
-  done = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, check=True)
-  return int(done.stdout.split()[-1])
+  done = subprocess.run(
+    [sys.executable, '-c', program], capture_output=True, text=True, check=False
+  )
+  return int(done.stdout.split()[-1]) if done.returncode == 0 else 0
 
 
 def _managers(devices: Sequence[str]) -> list[tuple[str, dict[str, str]]]:

@@ -46,6 +46,7 @@ class Saving:
     self._every_steps, self._every_s = every_steps, every_s
     self._record = record
     self._writer = None if directory is None else hpm.checkpoint.Writer(directory, keep or None)
+    self._path: str | None = None
     if self._writer is not None:
       pipeline.state(0)  # counts the records, if it has to, before anything is timed
     self._saved_at = time.monotonic()
@@ -68,17 +69,16 @@ class Saving:
       return
     if self._done() != self._saved_step:
       self._save()
-    self._writer.wait()
-    say(f'Saved {self._record["checkpoint"]}')
+    say(f'Saved {self._written()}')
 
   def _end(self) -> None:
     if self._writer is None:
       raise Stopped('stopped by SIGTERM; nothing is kept')
     self._save()
-    self._writer.wait()
+    path = self._written()
     raise Stopped(
-      f'stopped by SIGTERM after step {self._saved_step}: saved {self._record["checkpoint"]}; the '
-      'same command goes on from there'
+      f'stopped by SIGTERM after step {self._saved_step}: saved {path}; the same command goes on '
+      'from there'
     )
 
   def _due(self, step: Step) -> bool:
@@ -87,9 +87,17 @@ class Saving:
     return self._every_s is not None and time.monotonic() - self._saved_at >= self._every_s
 
   def _save(self) -> None:
+    self._written()
     position = int(self._step.named_variables()['samples'])
-    self._record['checkpoint'] = self._writer.save(self._step, self._pipeline.state(position))
+    self._path = self._writer.save(self._step, self._pipeline.state(position))
     self._saved_at, self._saved_step = time.monotonic(), self._done()
+
+  def _written(self) -> str | None:
+    """Waits for what is being written; the last checkpoint, which stands then."""
+    self._writer.wait()
+    if self._path is not None:
+      self._record['checkpoint'] = self._path
+    return self._path
 
   def _done(self) -> int:
     return int(self._step.named_variables()['step']) if self._writer is not None else 0

@@ -20,7 +20,8 @@ def markdown() -> str:
     '',
     'The flags of `benchmarks/run.py`, and those of tf_cnn_benchmarks with what became of them.',
     'Booleans may be written `--x`, `--nox` or `--x=true|false`; `--flagfile=FILE` reads flags',
-    'from a file, one a line. What can not work together is refused before TensorFlow is imported.',
+    'from a file, one a line. What can not work together is refused before TensorFlow is imported,',
+    "and what the devices can't do right after.",
     '',
   ]
   for concern in CONCERNS:
