@@ -4,6 +4,9 @@ Windows are int32 [4]: top, left, height, width in pixels of the whole image. Ev
 a stateless op, so that a sample's crop and flip depend on its seed alone.
 """
 
+import io
+
+import numpy as np
 import tensorflow as tf
 
 __all__ = [
@@ -27,8 +30,14 @@ __all__ = [
 
 
 def is_jpeg(encoded: tf.Tensor) -> tf.Tensor:
-  """Whether the bytes begin as a JPEG does: bool []. (ImageNet has a PNG under a JPEG's name.)"""
-  return tf.equal(tf.strings.substr(encoded, 0, 3), b'\xff\xd8\xff')
+  """Whether the bytes begin and end as a JPEG does: bool [].
+
+  ImageNet has a PNG under a JPEG's name. And TensorFlow takes a JPEG that lacks no more than its
+  end marker for one that lacks half of the image, which Pillow can tell apart.
+  """
+  last = tf.strings.substr(encoded, tf.maximum(tf.strings.length(encoded) - 2, 0), 2)
+  first = tf.strings.substr(encoded, 0, 3)
+  return tf.logical_and(tf.equal(first, b'\xff\xd8\xff'), tf.equal(last, b'\xff\xd9'))
 
 
 def jpeg_shape(encoded: tf.Tensor) -> tf.Tensor:
@@ -80,15 +89,55 @@ def decode(encoded: tf.Tensor) -> tf.Tensor:
 
   TensorFlow's default DCT is a faster one, 0.8 grey levels darker than PIL's and up to 18 off;
   this one equals PIL bit for bit. EXIF rotation is ignored, as it is in every ImageNet recipe.
+  What TensorFlow can't read, or reads wrongly, is left to Pillow: a JPEG without its end marker or
+  with bytes behind it, a BMP with a palette, and other kinds of files.
   """
 
   def jpeg() -> tf.Tensor:
     return tf.image.decode_jpeg(encoded, channels=3, dct_method='INTEGER_ACCURATE')
 
   def other() -> tf.Tensor:
+    return tf.cond(_is_native(encoded), native, by_pillow)
+
+  def native() -> tf.Tensor:
     return tf.io.decode_image(encoded, channels=3, expand_animations=False)
 
+  def by_pillow() -> tf.Tensor:
+    return tf.ensure_shape(tf.numpy_function(_pillow, [encoded], tf.uint8), [None, None, 3])
+
   return tf.ensure_shape(tf.cond(is_jpeg(encoded), jpeg, other), [None, None, 3])
+
+
+def _is_native(encoded: tf.Tensor) -> tf.Tensor:
+  """Whether TensorFlow decodes these bytes, which are no JPEG, as Pillow does: bool []."""
+
+  def starts(magic: bytes) -> tf.Tensor:
+    return tf.equal(tf.strings.substr(encoded, 0, len(magic)), magic)
+
+  def has_no_palette() -> tf.Tensor:  # 24 or 32 bits a pixel, in the header's byte 28
+    bits = tf.io.decode_raw(tf.strings.substr(encoded, 28, 1), tf.uint8)[0]
+    return bits >= 24
+
+  bmp = tf.logical_and(starts(b'BM'), tf.strings.length(encoded) > 28)
+  return tf.logical_or(
+    tf.logical_or(starts(b'\x89PNG'), starts(b'GIF8')), tf.cond(bmp, has_no_palette, lambda: False)
+  )
+
+
+def _pillow(encoded: bytes | np.ndarray) -> np.ndarray:
+  if isinstance(encoded, np.ndarray):  # as eager mode hands over a string
+    encoded = encoded.item()
+  try:
+    from PIL import Image
+  except ImportError:
+    raise ValueError('neither JPEG, PNG, GIF nor BMP, and Pillow is not installed') from None
+  try:
+    with Image.open(io.BytesIO(bytes(encoded))) as image:
+      return np.asarray(image.convert('RGB'))
+  except Image.UnidentifiedImageError:
+    raise ValueError('Unknown image file format') from None
+  except Exception as error:  # whatever Pillow makes of damaged bytes
+    raise ValueError(f'Pillow: {error}') from None
 
 
 def random_window(shape: tf.Tensor, seed: tf.Tensor, boxes: tf.Tensor | None = None) -> tf.Tensor:
@@ -237,16 +286,18 @@ def central_source(shape: tf.Tensor, size: int) -> tf.Tensor:
   return tf.concat([first, last - first], 0)
 
 
-def resize_central_crop(image: tf.Tensor, size: int) -> tf.Tensor:
+def resize_central_crop(image: tf.Tensor, size: int, shape: tf.Tensor | None = None) -> tf.Tensor:
   """Antialiased bilinear, short side to 256/224 of `size`, central crop: uint8 [size, size, 3].
 
   Equal to resizing the whole image and slicing, but computes only the pixels that are kept.
 
   Args:
-    image: uint8 [h, w, 3].
+    image: uint8 [h, w, 3], which may lack what lies below and to the right of `central_source`.
     size: pixels.
+    shape: int32 [3], of the whole image, if `image` lacks something.
   """
-  shape = tf.shape(image)
+  if shape is None:
+    shape = tf.shape(image)
   resized, offset = central_window(shape, size)
   scaled = tf.raw_ops.ScaleAndTranslate(
     images=image[tf.newaxis],

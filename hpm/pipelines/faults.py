@@ -99,7 +99,7 @@ def fault(source: 'sources.Source', contents: 'sources.Contents', demands: Deman
         f'max_pixels={demands.max_pixels}: raise max_pixels if that is right'
       )
     eagerly(source.decode, encoded)
-  except tf.errors.OpError as error:
+  except (tf.errors.OpError, ValueError) as error:
     text = base.first_line(error)
     return f'{image} of {len(encoded)} bytes cannot be decoded ({text}): {source.remedy}'
   return None

@@ -138,6 +138,13 @@ class TfDataPipeline(base.Pipeline):
       raise UsageError(f'use_bbox: {source.origin} has no boxes')
     self._order.files(len(source.files))  # refuses fewer files than workers
     self._check(policy)
+    # A file has a record at least, so that counting them can wait if there are files enough.
+    if len(source.files) < num_shards and not self.epoch_size:
+      counts = source.counts if self._strict else source.tolerant_counts
+      raise UsageError(
+        f'{num_shards} workers (num_shards) but {sum(counts)} records in {source.origin}: worker '
+        f'{shard_index} would have none'
+      )
 
   def _check(self, policy: skips.Policy) -> None:
     known = self.source.class_names

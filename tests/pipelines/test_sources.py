@@ -203,6 +203,14 @@ def test_workers_are_numbered_from_0_and_shard_by_is_checked(data_sets):
     make(data_sets, 'folder', num_shards=2, shard_by='records')
 
 
+def test_a_worker_without_a_record_is_refused():
+  pairs = [(image, 0) for image in images(3)]
+  options = {'samples': pairs, 'batch_size': 1, 'num_classes': 1, 'num_shards': 5}
+  assert pipelines.create('iterable', shard_index=2, **options).epoch_size == 1
+  with pytest.raises(errors.UsageError, match=r'5 workers .* but 3 records in list: worker 3'):
+    pipelines.create('iterable', shard_index=3, **options)
+
+
 def test_cifar_images_are_planes_of_red_green_and_blue(data_sets):
   pipeline = make(data_sets, 'cifar10', training=False, image_size=32, label_offset=0)
   path = os.path.join(data_sets['cifar10'][1]['data_dir'], 'data_batch_3.bin')
