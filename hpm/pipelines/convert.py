@@ -29,6 +29,7 @@ __all__ = ['FORMATS', 'Converted', 'Format', 'Item', 'convert', 'detect', 'items
 
 # name -> the module that is the format; a new one is one file and one line here.
 FORMATS = {
+  'indexed': 'hpm.pipelines.to_indexed',
   'tfrecord': 'hpm.pipelines.to_tfrecord',
 }
 

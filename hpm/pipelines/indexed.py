@@ -5,8 +5,8 @@
 Any source will do; files without an index are decoded as usual. Samples, crops, order, ids, seeds
 and resuming are those of the `tfdata` pipeline, and so is every pixel.
 
-Where simplejpeg is installed, a batch is made by one Python function that decodes with it. Without
-it TensorFlow's own ops cut and decode, which costs about a fifth more.
+Where simplejpeg is installed, a training batch is made by one Python function that decodes with it;
+otherwise TensorFlow's own ops cut and decode, sample by sample.
 """
 
 from collections.abc import Callable, Sequence
@@ -68,15 +68,14 @@ class IndexedPipeline(tfdata.TfDataPipeline):
           f"resize='opencv' with decoder={decoder!r}: TensorFlow's ops resize in their own way; "
           "give decoder='simplejpeg' (pip install simplejpeg) or resize='exact'"
         )
-    # What is rare goes sample by sample, through TensorFlow's ops.
-    plain = self._strict and not self._distort_colors and len(self._sizes) == 1
+    # The rest goes sample by sample, through TensorFlow's ops: it is rare, or the time goes into
+    # antialiasing.
+    plain = self._training and self._strict and len(self._sizes) == 1
+    plain = plain and not self._antialias and not self._distort_colors
     self._decode_images: Callable[..., np.ndarray] | None = None
     if decoder == 'simplejpeg' and plain:
-      self._decode_images = functools.partial(
-        _evaluation_images if not self._training else _training_images,
-        self.image_size,
-        _resizer(resize, self._antialias, self.image_size),
-      )
+      resizer = _resize_exactly if resize == 'exact' else _resize_by_opencv
+      self._decode_images = functools.partial(_training_images, self.image_size, resizer)
 
   def _batches(self, first: int) -> tf.data.Dataset:
     if self._decode_images is None:
@@ -88,15 +87,12 @@ class IndexedPipeline(tfdata.TfDataPipeline):
 
   def _choose(self, position: tf.Tensor, ident: tf.Tensor, item: tf.Tensor) -> tuple:
     """(encoded string, window int32 [4], flip int32 [1], label int32 [], id int64 [])."""
-    sample = self.source.load(ident, item, self._use_bbox and self._training)
+    sample = self.source.load(ident, item, self._use_bbox)
     label = self._checked_label(sample.label, ident)
     encoded = self._checked_size(sample.encoded, ident)
-    shape = image_shape(encoded)
-    if self._training:
-      window = augment.random_window(shape, self._sample_seed('crop', position), sample.boxes)
-      flip = augment.flips(self._sample_seed('flip', position))
-    else:
-      window, flip = tf.concat([[0, 0], shape[:2]], 0), tf.constant([0])
+    crop_seed = self._sample_seed('crop', position)
+    window = augment.random_window(image_shape(encoded), crop_seed, sample.boxes)
+    flip = augment.flips(self._sample_seed('flip', position))
     return encoded, window, flip, label, ident
 
   def _decode_batch(
@@ -122,11 +118,10 @@ class IndexedPipeline(tfdata.TfDataPipeline):
     def indexed() -> tf.Tensor:
       shape = image_shape(encoded)
       window = augment.central_source(shape, self.image_size)
-      # Where the rest of the image was, nothing is read.
-      after = shape[:2] - window[:2] - window[2:]
-      padding = tf.concat([tf.stack([window[:2], after], 1), [[0, 0]]], 0)
+      # In its place in the image: the same numbers give the same bits.
+      padding = tf.concat([tf.stack([window[:2], [0, 0]], 1), [[0, 0]]], 0)
       image = tf.pad(_cut(encoded, window), padding)
-      return augment.resize_central_crop(image, self.image_size)
+      return augment.resize_central_crop(image, self.image_size, shape)
 
     return tf.cond(has_index(encoded), indexed, lambda: whole(encoded))
 
@@ -266,7 +261,7 @@ def _require(module: str, option: str) -> None:
 
 def _training_images(
   size: int,
-  resize: Callable[[np.ndarray], np.ndarray],
+  resize: Callable[[np.ndarray, int], np.ndarray],
   encoded: Sequence[bytes],
   windows: np.ndarray,
   flips: np.ndarray,
@@ -275,7 +270,7 @@ def _training_images(
 
   Args:
     size: pixels.
-    resize: (image uint8 [h, w, 3]) -> float32 [size, size, 3], 0 to 255.
+    resize: (image uint8 [h, w, 3], size) -> float32 [size, size, 3], 0 to 255.
     encoded: [B] files.
     windows: int32 [B, 4].
     flips: int32 [B, 1].
@@ -284,60 +279,11 @@ def _training_images(
   upright = np.empty((size, size, 3), np.uint8)
   with tf.device('/CPU:0'):
     for image, jpeg, window, flip in zip(images, encoded, windows.tolist(), flips.ravel().tolist()):
-      resized = resize(_window(jpeg, window))
+      resized = resize(_window(jpeg, window), size)
       np.rint(resized, out=upright if flip else image, casting='unsafe')
       if flip:
         _mirror(upright, image)
   return images
-
-
-def _evaluation_images(
-  size: int,
-  resize: object,
-  encoded: Sequence[bytes],
-  windows: np.ndarray,
-  flips: np.ndarray,
-) -> np.ndarray:
-  """The same for evaluation; windows are whole images."""
-  del resize, flips
-  images = _aligned((len(encoded), size, size, 3))
-  pixels = windows[:, 2].astype(np.int64) * windows[:, 3]
-  canvas = _aligned((int(pixels.max()) * 3,))
-  with tf.device('/CPU:0'):
-    for image, jpeg, (_, _, height, width) in zip(images, encoded, windows.tolist()):
-      whole = canvas[: height * width * 3].reshape(height, width, 3)
-      _central_crop(jpeg, whole, image)
-  return images
-
-
-def _central_crop(encoded: bytes, whole: np.ndarray, out: np.ndarray) -> None:
-  """`augment.resize_central_crop` in fewer steps, to the same bits.
-
-  Args:
-    encoded: a file.
-    whole: uint8 [H, W, 3], where its pixels go as far as they are needed.
-    out: uint8 [size, size, 3].
-  """
-  size = len(out)
-  sides = np.array(whole.shape[:2], np.float32)
-  resized = np.round(sides * (np.float32(augment.short_side(size)) / sides.min()))
-  offset = (resized.astype(np.int32) - size) // 2
-  # As `augment.central_source`: each pixel's kernel reaches one step to each side.
-  step = sides / resized
-  reach = np.maximum(step, 1) + 1
-  first = np.maximum(np.floor((offset + 0.5) * step - reach), 0).astype(int)
-  last = np.minimum(np.ceil((offset + size - 0.5) * step + reach), sides).astype(int)
-  (top, left), (bottom, right) = first.tolist(), last.tolist()
-  whole[top:bottom, left:right] = _window(encoded, (top, left, bottom - top, right - left))
-  scaled = tf.raw_ops.ScaleAndTranslate(
-    images=whole[np.newaxis],
-    size=[size, size],
-    scale=resized / sides,
-    translation=-offset.astype(np.float32),
-    kernel_type='triangle',
-    antialias=True,
-  )
-  out[:] = _in_range(scaled)
 
 
 def _mirror(image: np.ndarray, out: np.ndarray) -> None:
@@ -366,41 +312,18 @@ def _window(encoded: bytes, window: Sequence[int]) -> np.ndarray:
   return image[top : top + rows, left : left + columns]
 
 
-def _resizer(resize: str, antialias: bool, size: int) -> Callable[[np.ndarray], np.ndarray]:
-  """A function from uint8 [h, w, 3] to float32 [size, size, 3]."""
-
-  def exact(image: np.ndarray) -> np.ndarray:
-    resized = tf.raw_ops.ResizeBilinear(
-      images=image[np.newaxis], size=(size, size), half_pixel_centers=True
-    )
-    return np.asarray(memoryview(resized))[0]  # numpy() would copy it
-
-  def antialiased(image: np.ndarray) -> np.ndarray:
-    sides = np.array(image.shape[:2], np.float32)
-    scaled = tf.raw_ops.ScaleAndTranslate(
-      images=image[np.newaxis],
-      size=(size, size),
-      scale=size / sides,
-      translation=(0.0, 0.0),
-      kernel_type='triangle',
-      antialias=True,
-    )
-    return np.floor(_in_range(scaled))
-
-  def opencv(image: np.ndarray) -> np.ndarray:
-    import cv2
-
-    return cv2.resize(image.astype(np.float32), (size, size))
-
-  if antialias:
-    return antialiased
-  return exact if resize == 'exact' else opencv
+def _resize_exactly(image: np.ndarray, size: int) -> np.ndarray:
+  """uint8 [h, w, 3] to float32 [size, size, 3], as `augment.resize` does before it rounds."""
+  resized = tf.raw_ops.ResizeBilinear(
+    images=image[np.newaxis], size=(size, size), half_pixel_centers=True
+  )
+  return np.asarray(memoryview(resized))[0]  # numpy() would copy it
 
 
-def _in_range(scaled: tf.Tensor) -> np.ndarray:
-  """float32 [h, w, 3] of [1, h, w, 3], which a cast to uint8 rounds as `augment` does."""
-  # The sums may pass 255 by a hair, and a cast would wrap them.
-  return np.clip(np.asarray(memoryview(scaled))[0] + np.float32(0.5), 0, 255)
+def _resize_by_opencv(image: np.ndarray, size: int) -> np.ndarray:
+  import cv2
+
+  return cv2.resize(image.astype(np.float32), (size, size))
 
 
 def _aligned(shape: Sequence[int]) -> np.ndarray:
