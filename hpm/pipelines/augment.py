@@ -128,13 +128,13 @@ def _pillow(encoded: bytes | np.ndarray) -> np.ndarray:
   if isinstance(encoded, np.ndarray):  # as eager mode hands over a string
     encoded = encoded.item()
   try:
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
   except ImportError:
     raise ValueError('neither JPEG, PNG, GIF nor BMP, and Pillow is not installed') from None
   try:
     with Image.open(io.BytesIO(bytes(encoded))) as image:
       return np.asarray(image.convert('RGB'))
-  except Image.UnidentifiedImageError:
+  except UnidentifiedImageError:
     raise ValueError('Unknown image file format') from None
   except Exception as error:  # whatever Pillow makes of damaged bytes
     raise ValueError(f'Pillow: {error}') from None
