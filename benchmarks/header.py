@@ -46,7 +46,8 @@ def lines(
       ('Learn. rate', flags.schedule.title(options)),
     ]
   place = options.local_parameter_device
-  where = {None: '', 'cpu': ', on the CPU', 'gpu': ', on the compute devices'}[place]
+  places = {None: '', 'cpu': ', on the CPU', 'gpu': ', on the compute devices'}
+  where = places.get(place, f', on compute device {place}')
   facts.append(('Variables', options.variable_update + where))
   if options.all_reduce_spec is not None:
     facts.append(('AllReduce', options.all_reduce_spec))

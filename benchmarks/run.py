@@ -221,6 +221,7 @@ def create_train_step(
     xla=options.xla,
     **flags.optimizer.step_options(options),
     **flags.lines.step_options(options),
+    **flags.variables.step_options(options),
   )
 
 

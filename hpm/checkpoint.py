@@ -8,7 +8,8 @@ A checkpoint is a directory `ckpt-<step>` that appears whole or not at all:
 
 Names of the values: `step` and `samples` (int64; samples of finished steps), `params/<name>`,
 `state/<name>`, `slots/<slot>/<name>`; with a dynamic loss scale `loss_scale` and `finite_steps`;
-from `independent` also `replica/<i>/...`, which other modes drop, and say so.
+from `independent` also `replica/<i>/...`, from staged variables and relaxed consistency the values
+in flight, `carry/...`. Other modes drop both, and say so.
 """
 
 from collections.abc import Iterable, Mapping
@@ -35,6 +36,12 @@ _META = 'meta.json'
 _SCRATCH = '.writing-'
 _ABANDONED_S = 3600.0  # a scratch directory of this age is what a killed process left
 _LOSS_SCALE = ('loss_scale', 'finite_steps')
+_OPTIONAL = ('replica/', 'carry/')
+# Values in flight -> what takes their place where a checkpoint has none.
+_CARRIED = {
+  'carry/variables/': 'the first step computes with the current variables',
+  'carry/gradients/': 'the first step applies gradients of zero',
+}
 
 
 def save(
@@ -205,7 +212,7 @@ def _match(
 ) -> tuple[dict[str, np.ndarray], list[str]]:
   """The values that fit, and notices for what is dropped or lacks."""
   lacking = [name for name in shapes if name not in values]
-  required = [n for n in lacking if not n.startswith('replica/') and n not in _LOSS_SCALE]
+  required = [n for n in lacking if not n.startswith(_OPTIONAL) and n not in _LOSS_SCALE]
   if required:
     raise UsageError(
       f'{path} lacks {_listed(required)}: it was written with another model or optimizer'
@@ -220,14 +227,20 @@ def _match(
   notices = []
   if 'loss_scale' in lacking:
     notices.append('no loss scale in the checkpoint: it starts anew')
-  lacking = [name for name in lacking if name not in _LOSS_SCALE]
-  if lacking:
-    notices.append(f'{_replicas(lacking)} not in the checkpoint: started from replica 0')
+  for carried, start in _CARRIED.items():
+    if any(name.startswith(carried) for name in lacking):
+      notices.append(f'no {carried}... in the checkpoint: {start}')
+  replicas = [name for name in lacking if name.startswith('replica/')]
+  if replicas:
+    notices.append(f'{_replicas(replicas)} not in the checkpoint: started from replica 0')
   dropped = [name for name in values if name not in shapes]
+  for carried in _CARRIED:
+    if any(name.startswith(carried) for name in dropped):
+      notices.append(f'{carried}... of the checkpoint dropped: this mode has nothing in flight')
   replicas = [name for name in dropped if name.startswith('replica/')]
   if replicas:
     notices.append(f'{_replicas(replicas)} of the checkpoint dropped: replica 0 goes on')
-  others = [name for name in dropped if not name.startswith('replica/')]
+  others = [name for name in dropped if not name.startswith(_OPTIONAL)]
   if others:
     notices.append(f'{_listed(others)} of the checkpoint dropped: nothing here uses it')
   return fitting, notices
@@ -246,7 +259,7 @@ def _listed(names: Iterable[str]) -> str:
 def _meta(train_step: TrainStep, pipeline_state: Mapping[str, int] | None) -> dict[str, Any]:
   meta: dict[str, Any] = {
     'model': train_step.model.name,
-    'variable_update': type(train_step.manager).__name__,
+    'variable_update': train_step.manager.name,
     'num_devices': len(train_step.manager.devices),
   }
   return meta if pipeline_state is None else {**meta, 'pipeline': dict(pipeline_state)}

@@ -170,7 +170,8 @@ def next_command(options: Options) -> list[str]:
     given['eval'] = True
   else:  # the next mode; after the last of them, the first with a larger batch
     managers = ['replicated', 'parameter_server', 'independent']
-    following = managers.index(options.variable_update) + 1
+    own = options.variable_update not in managers
+    following = 0 if own else managers.index(options.variable_update) + 1
     drop(*variables.NAMES, 'train_dir', *output.KEEPING)
     given['variable_update'] = managers[following % len(managers)]
     if following == len(managers) and options.num_epochs is None:

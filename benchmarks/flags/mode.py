@@ -2,7 +2,7 @@
 
 from absl import flags
 
-from benchmarks.flags import compute, optimizer, output, profile, schedule
+from benchmarks.flags import compute, optimizer, output, profile, schedule, variables
 from hpm.errors import UsageError
 
 # Flags about updates, which only training makes.
@@ -11,8 +11,7 @@ UPDATES = (
   *schedule.UPDATES,
   *compute.UPDATES,
   *output.KEEPING,
-  'all_reduce_spec',
-  'use_nccl',
+  *variables.UPDATES,
   'loss_type_to_report',
 )
 # Flags about a measurement in steps, which a pass over the validation files is not.

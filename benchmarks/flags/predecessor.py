@@ -23,7 +23,7 @@ ACCEPTED = {
   'device': 'default: gpu where there is one, otherwise cpu',
   'data_format': 'default NHWC; NCHW is refused on CPU devices',
   'num_gpus': 'default: all of them; more than there are is refused',
-  'local_parameter_device': 'default cpu for parameter_server',
+  'local_parameter_device': 'default cpu for parameter_server; also gpu:N',
   'gpu_thread_mode': '',
   'per_gpu_thread_count': '',
   'num_intra_threads': "default on GPUs: TensorFlow's choice, not 1",
@@ -62,7 +62,17 @@ ACCEPTED = {
   'fp16_enable_auto_loss_scale': 'in every mode, decided on the aggregate',
   'fp16_inc_loss_scale_every_n': '',
   'variable_update': 'default replicated; gradients are means in every mode',
-  'all_reduce_spec': '',
+  'all_reduce_spec': 'several ranges also for replicated, their sizes in bytes; more algorithms; '
+  'psgpu without #N has as many shards as devices; collective takes no #N',
+  'staged_vars': '',
+  'variable_consistency': 'also for parameter_server',
+  'gradient_repacking': 'a bucket waits for its own gradients alone',
+  'compact_gradient_transfer': 'default false; in any precision, with sums in float32 where the '
+  'all-reduce allows',
+  'hierarchical_copy': '',
+  'network_topology': 'also a JSON file with a matrix of the links',
+  'agg_small_grads_max_bytes': 'with any --all_reduce_spec; also with k, M',
+  'agg_small_grads_max_group': '',
   'datasets_num_private_threads': "default on GPUs: TensorFlow's common threads",
   'data_dir': '',
   'data_name': 'default imagenet, not guessed from the directory',
@@ -124,14 +134,6 @@ ANSWERS = {
   # fp16
   'fp16_vars': 'does not exist: variables are always float32; use --precision=fp16',
   # Variable management, all-reduce
-  'staged_vars': _LATER,
-  'variable_consistency': f'{_LATER}: updates are always strong',
-  'gradient_repacking': _LATER,
-  'compact_gradient_transfer': _LATER,
-  'hierarchical_copy': _LATER,
-  'network_topology': _LATER,
-  'agg_small_grads_max_bytes': _LATER,
-  'agg_small_grads_max_group': _LATER,
   'allreduce_merge_scope': 'does not exist: merging is asked for by packing, not by name scopes',
   # Distributed
   'job_name': f'{_LATER}: a run is one process',

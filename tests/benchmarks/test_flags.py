@@ -26,6 +26,10 @@ REFUSED = {
   '--data_name=imagnet': 'did you mean imagenet',
   '--device=tpu': 'valid: cpu, gpu',
   '--local_parameter_device=host': 'valid: cpu, gpu',
+  '--variable_consistency=lax': 'valid: relaxed, strong',
+  '--gradient_reduction=men': 'did you mean mean',
+  '--batch_norm_statistics=frist': 'did you mean first',
+  '--hierarchical_copy --network_topology=dgx2': 'did you mean dgx1',
   # values that don't parse
   '--batch_size=many': '--batch_size=many: a whole number is needed',
   '--num_epochs=few': '--num_epochs=few: a number is needed',
@@ -59,6 +63,27 @@ REFUSED = {
   '--variable_update=independent --local_parameter_device=cpu': 'no effect',
   '--local_parameter_device=cpu --all_reduce_spec=nccl': 'sums on the host',
   '--local_parameter_device=cpu --all_reduce_spec=collective': 'sums on the host',
+  '--all_reduce_spec=copy:32k': 'an algorithm must follow',
+  '--all_reduce_spec=xring#0': '#0 after xring: a whole number above 0',
+  '--all_reduce_spec=copy:32q:xring': "size '32q'",
+  '--device=cpu --all_reduce_spec=copy:1k:nccl/xring': 'NCCL needs GPUs',
+  '--hierarchical_copy --all_reduce_spec=xring': 'means --all_reduce_spec=hierarchical_copy',
+  '--hierarchical_copy --use_nccl=true': 'means --all_reduce_spec=hierarchical_copy',
+  '--network_topology=dgx1': 'is about --all_reduce_spec=hierarchical_copy',
+  '--hierarchical_copy --network_topology=nowhere.json': 'is no matrix',
+  '--gradient_repacking=-1': '0 or more',
+  '--agg_small_grads_max_bytes=few': "size 'few'",
+  '--agg_small_grads_max_group=4': 'no effect without --agg_small_grads_max_bytes',
+  '--agg_small_grads_max_bytes=1k --agg_small_grads_max_group=1': '2 or more',
+  '--agg_small_grads_max_bytes=1k --gradient_repacking=2': 'finds no small ones',
+  '--staged_vars': '--variable_update=parameter_server',
+  '--variable_update=independent --gradient_reduction=sum': 'no effect',
+  '--variable_update=independent --variable_consistency=relaxed': 'no effect',
+  '--variable_update=independent --batch_norm_statistics=first': 'no effect',
+  '--variable_update=my.module:Manager --gradient_repacking=2': 'no effect',
+  '--batch_norm_statistics=cross_replica --xla': 'which --xla=true can not have',
+  '--batch_norm_statistics=cross_replica --accumulate=2': 'which --accumulate=2 can not have',
+  '--batch_norm_statistics=cross_replica --model=keras:ResNet50': "has Keras's own layers",
   '--data_name=imagenet': 'needs --data_dir',
   '--data_name=synthetic --data_dir=.': 'drop one',
   '--pipeline=dalli --data_dir=.': 'did you mean dali',
@@ -233,6 +258,73 @@ def test_other_managers_get_only_what_they_take():
   assert flags.variables.manager_options(ps) == {'local_parameter_device': 'spread'}
   alone = completed('--variable_update=independent')
   assert flags.variables.manager_options(alone) == {}
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'expected'),
+  [
+    (
+      ['--gradient_repacking=4', '--compact_gradient_transfer'],
+      {'gradient_repacking': 4, 'transfer_dtype': 'bfloat16'},
+    ),
+    (
+      ['--compact_gradient_transfer', '--precision=fp16', '--variable_consistency=relaxed'],
+      {'transfer_dtype': 'float16', 'variable_consistency': 'relaxed'},
+    ),
+    (
+      ['--agg_small_grads_max_bytes=2k', '--agg_small_grads_max_group=3'],
+      {'agg_small_grads_max_bytes': 2048, 'agg_small_grads_max_group': 3},
+    ),
+    (
+      ['--hierarchical_copy', '--network_topology=dgx1', '--batch_norm_statistics=first'],
+      {
+        'all_reduce_spec': 'hierarchical_copy',
+        'network_topology': 'dgx1',
+        'batch_norm_statistics': 'first',
+      },
+    ),
+    (['--local_parameter_device=gpu:1'], {'local_parameter_device': '/CPU:1'}),
+  ],
+  ids=str,
+)
+def test_replicated_gets_its_options(arguments, expected):
+  options = completed(*arguments)
+  usual = {'all_reduce_spec': 'copy', 'local_parameter_device': 'spread'}
+  assert flags.variables.manager_options(options) == {**usual, **expected}
+
+
+def test_parameter_server_gets_its_options():
+  options = completed(
+    '--variable_update=parameter_server',
+    '--staged_vars',
+    '--local_parameter_device=gpu:1',
+    '--gradient_reduction=sum',
+    devices=GPUS,
+  )
+  assert flags.variables.manager_options(options) == {
+    'staged_vars': True,
+    'local_parameter_device': '/GPU:1',
+  }
+  assert flags.variables.step_options(options) == {'gradient_reduction': 'sum'}
+
+
+def test_a_link_matrix_comes_from_a_file(tmp_path):
+  (tmp_path / 'links.json').write_text('[[0, 2], [2, 0]]')
+  options = completed('--hierarchical_copy', f'--network_topology={tmp_path}/links.json')
+  assert flags.variables.manager_options(options)['network_topology'] == [[0, 2], [2, 0]]
+
+
+def test_what_these_devices_can_not_do_is_refused_with_them():
+  with pytest.raises(UsageError, match='=gpu:2: there are 2 compute devices, the last is gpu:1'):
+    completed('--local_parameter_device=gpu:2')
+  with pytest.raises(UsageError, match='gcp_v100 has 8 devices, not 2'):
+    completed('--hierarchical_copy', '--network_topology=gcp_v100')
+
+
+def test_a_manager_of_one_s_own_is_taken_by_its_path():
+  options = completed('--variable_update=my.module:Manager')
+  assert flags.variables.manager_options(options) == {}
+  assert '--variable_update=replicated' in flags.next_command(options)
 
 
 def test_nccl_is_refused_when_the_devices_turn_out_to_be_cpus():

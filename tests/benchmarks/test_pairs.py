@@ -35,7 +35,12 @@ UPDATES = {
   *{'num_learning_rate_warmup_epochs', 'resnet_base_lr'},
   *LOSS_SCALE,
 }
-REDUCTION = {'all_reduce_spec', 'use_nccl'}
+REDUCTION = {
+  *{'all_reduce_spec', 'use_nccl', 'hierarchical_copy', 'network_topology'},
+  *{'gradient_repacking', 'agg_small_grads_max_bytes', 'agg_small_grads_max_group'},
+  'compact_gradient_transfer',
+}
+SYNCHRONOUS = {'variable_consistency', 'gradient_reduction', 'batch_norm_statistics'}
 PROFILES = {'trace_file', 'profile_dir', 'tfprof_file', 'graph_file'}
 CHECKPOINTS = {'train_dir', 'save_model_steps', 'save_model_secs', 'max_ckpts_to_keep'}
 GPU_KNOBS = {
@@ -52,22 +57,30 @@ REFUSED = {
   'eval': {
     *UPDATES,
     *REDUCTION,
+    *SYNCHRONOUS,
+    'staged_vars',
     *PROFILES,
     *STEPS,
     *LINES,
     *{'forward_only', 'dry_run', 'data_name', 'local_parameter_device'},
   },
-  'forward_only': {*UPDATES, *REDUCTION, *CHECKPOINTS, 'eval', 'dry_run', 'local_parameter_device'},
+  'forward_only': {
+    *UPDATES,
+    *REDUCTION,
+    *SYNCHRONOUS,
+    *CHECKPOINTS,
+    *{'staged_vars', 'eval', 'dry_run', 'local_parameter_device'},
+  },
   'dry_run': {*PROFILES, *CHECKPOINTS, 'eval', 'forward_only', 'num_runs', 'result_json'},
   'num_runs': {*CHECKPOINTS, *PROFILES - {'graph_file'}, 'graph_file', 'eval', 'dry_run'},
-  'independent': {*REDUCTION, 'local_parameter_device', 'eval'},
+  'independent': {*REDUCTION, *SYNCHRONOUS, 'local_parameter_device', 'eval'},
   'parameter_server': REDUCTION,
   'cpu': {*GPU_KNOBS, 'data_format', 'use_nccl'},
   'fp16': set(),
   'train_dir': {'forward_only', 'dry_run', 'num_runs'},
   'steps_per_call': {'eval'},
-  'accumulate': {'eval', 'forward_only'},
-  'xla': set(),
+  'accumulate': {'eval', 'forward_only', 'batch_norm_statistics'},
+  'xla': {'batch_norm_statistics'},
   'cosine': {
     *{'piecewise_learning_rate_schedule', 'num_epochs_per_decay', 'learning_rate_decay_factor'},
     *{'resnet_base_lr', 'eval', 'forward_only'},
