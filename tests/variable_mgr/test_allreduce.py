@@ -11,21 +11,15 @@ import pytest
 import tensorflow as tf
 
 import hpm
+from hpm.variable_mgr import packing
 from hpm.variable_mgr.allreduce import Copy, HalfTransfer
 from hpm.variable_mgr.collective import Collective
 
-ALL_REDUCES = {
-  'copy_spread': lambda devices: Copy(devices, sum_on='spread'),
-  'copy_cpu': lambda devices: Copy(devices, sum_on='cpu'),
-  'collective': Collective,
-  **{
-    f'{name}_as_{dtype}': lambda devices, inner=inner, dtype=dtype: HalfTransfer(
-      inner(devices), devices, dtype
-    )
-    for name, inner in (('copy', Copy), ('collective', Collective))
-    for dtype in ('float16', 'bfloat16')
-  },
-}
+SPECS = [
+  'copy', 'psgpu', 'psgpu#3', 'pscpu', 'pscpu#2', 'xring', 'xring#3', 'rechd', 'hierarchical_copy',
+  'collective', 'copy/xring', 'psgpu/rechd', 'collective/collective', 'xring/pscpu',
+  'pscpu:16:xring:300:collective',
+]  # fmt: skip
 SHAPES = [(), (1,), (3, 5, 7), (2,), (0,), (4, 0, 3), (17, 1)]
 
 
@@ -71,75 +65,70 @@ def run_in_session(build_results, variables, num_devices):
     return session.run(results, options=options)
 
 
-@pytest.mark.parametrize('name', ALL_REDUCES)
-@pytest.mark.parametrize('num_devices', [1, 2, 3, 4, 8])
-@pytest.mark.parametrize('dtype', ['float32', 'float16', 'bfloat16'])
-def test_sums_are_exact_and_lie_on_every_device(name, num_devices, dtype, cpu_devices):
-  devices = cpu_devices[:num_devices]
-  all_reduce = ALL_REDUCES[name](devices)
-  results = tf.function(lambda: build(all_reduce, devices, SHAPES, dtype), autograph=False)()
-  assert_exact([[v.numpy() for v in values] for values in results], SHAPES, dtype)
+def reduce(spec, devices, **options):
+  return hpm.variable_mgr.all_reduce(spec, devices, **options)
+
+
+@pytest.mark.parametrize('spec', SPECS)
+def test_sums_are_exact_and_lie_on_every_device(spec, cpu_devices):
+  devices = cpu_devices[:3]
+  all_reduce = reduce(spec, devices)
+  results = tf.function(lambda: build(all_reduce, devices, SHAPES, 'float32'), autograph=False)()
+  assert_exact([[v.numpy() for v in values] for values in results], SHAPES, 'float32')
   for device, values in zip(devices, results, strict=True):
     assert all(v.backing_device.endswith(device.removeprefix('/')) for v in values)
 
 
-@pytest.mark.parametrize('name', ALL_REDUCES)
-@pytest.mark.parametrize('num_devices', [1, 3, 4])
-def test_sums_are_exact_in_a_session(name, num_devices, cpu_devices):
-  devices = cpu_devices[:num_devices]
+def exact_sums_in_a_session(spec, num_devices, shapes, dtype, transfer, packing_, buckets):
+  """Builds and runs one combination; `packing_` is None, 'repacked' or 'aggregated'."""
+  devices = hpm.devices.cpu(8)[:num_devices]
   with tf.Graph().as_default():
-    all_reduce = ALL_REDUCES[name](devices)
+    options = {} if transfer is None else {'transfer_dtype': transfer}
+    all_reduce = reduce(spec, devices, **options)
+    if packing_ == 'repacked':
+      all_reduce = packing.Repacked(all_reduce, devices, buckets)
+    elif packing_ == 'aggregated':
+      all_reduce = packing.Aggregated(all_reduce, devices, 16 * buckets, 2 + buckets)
 
     def results():
-      tensors = build(all_reduce, devices, SHAPES, 'float32')
+      tensors = build(all_reduce, devices, shapes, dtype)
       for device, values in zip(devices, tensors, strict=True):
         assert all(v.device.endswith(device.removeprefix('/')) for v in values)
+        assert [v.shape for v in values] == list(shapes)
       return tensors
 
     values = run_in_session(results, lambda: all_reduce.variables, num_devices)
-  assert_exact(values, SHAPES, 'float32')
+  assert_exact(values, shapes, dtype)
 
 
-@pytest.mark.parametrize('name', ALL_REDUCES)
-def test_a_million_and_three_values(name, cpu_devices):
-  devices, size = cpu_devices[:3], 1_000_003
-  all_reduce = ALL_REDUCES[name](devices)
-
-  @tf.function(autograph=False)
-  def run():
-    lists = []
-    for i, device in enumerate(devices):
-      with tf.device(device):
-        lists.append([tf.cast(tf.range(size) % (5 + i), tf.float32)])
-    return all_reduce(lists)
-
-  expected = sum(np.arange(size) % (5 + i) for i in range(3))
-  for (value,) in run():
-    np.testing.assert_array_equal(value.numpy(), expected)
+SIZES = st.one_of(st.integers(0, 4), st.sampled_from([1, 7, 31, 257]))
+COMBINATIONS = {
+  'spec': st.sampled_from(SPECS),
+  'num_devices': st.integers(1, 8),
+  'shapes': st.lists(st.lists(SIZES, max_size=3).map(tuple), min_size=1, max_size=6).filter(
+    lambda shapes: sum(np.prod(shape, dtype=int) for shape in shapes) < 2_000_000
+  ),
+  'dtype': st.sampled_from(['float32', 'float16', 'bfloat16', 'float64', 'int32']),
+  'transfer': st.sampled_from([None, 'float16', 'bfloat16']),
+  'packing_': st.sampled_from([None, 'repacked', 'aggregated']),
+  'buckets': st.integers(1, 9),
+}
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
-@given(
-  name=st.sampled_from(sorted(ALL_REDUCES)),
-  num_devices=st.integers(1, 5),
-  shapes=st.lists(st.lists(st.integers(0, 4), max_size=4).map(tuple), min_size=1, max_size=5),
-)
-def test_any_list_of_shapes(name, num_devices, shapes):
-  devices = hpm.devices.cpu(8)[:num_devices]
-  all_reduce = ALL_REDUCES[name](devices)
-  results = tf.function(lambda: build(all_reduce, devices, shapes, 'float32'), autograph=False)()
-  assert_exact([[v.numpy() for v in values] for values in results], shapes, 'float32')
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(**COMBINATIONS)
+def test_any_combination_sums_exactly(**combination):
+  exact_sums_in_a_session(**combination)
 
 
-@pytest.mark.parametrize('name', ALL_REDUCES)
-@pytest.mark.parametrize('num_devices', [2, 3, 8])
-def test_what_does_not_add_up_exactly_is_still_the_same_bits_on_every_device(
-  name, num_devices, cpu_devices
-):
-  devices = cpu_devices[:num_devices]
-  all_reduce = ALL_REDUCES[name](devices)
-  inputs = np.random.default_rng(0).normal(size=(num_devices, 1001)).astype(np.float32)
+@pytest.mark.long
+@settings(max_examples=1500, deadline=None, derandomize=True)
+@given(**COMBINATIONS)
+def test_very_many_combinations_sum_exactly(**combination):
+  exact_sums_in_a_session(**combination)
 
+
+def random_sums(all_reduce, inputs, devices):
   @tf.function(autograph=False)
   def run():
     lists = []
@@ -148,13 +137,56 @@ def test_what_does_not_add_up_exactly_is_still_the_same_bits_on_every_device(
         lists.append([tf.constant(inputs[i])])
     return all_reduce(lists)
 
-  first, *others = [value.numpy() for (value,) in run()]
+  return [value.numpy() for (value,) in run()]
+
+
+@pytest.mark.parametrize('spec', ['copy', 'psgpu', 'xring#2', 'rechd', 'collective'])
+def test_a_million_and_three_values(spec, cpu_devices):
+  devices, size = cpu_devices[:3], 1_000_003
+  inputs = [(np.arange(size) % (5 + i)).astype(np.float32) for i in range(3)]
+  for value in random_sums(reduce(spec, devices), inputs, devices):
+    np.testing.assert_array_equal(value, sum(inputs))
+
+
+UNITS = {None: 2.0**-24, 'float16': 2.0**-11, 'bfloat16': 2.0**-8}
+# Roundings of a value to what is transferred, at most, on 5 devices: of each addend once and of the
+# sum once, where sums are float32; where partial sums are handed on, once for each hand.
+ROUNDINGS = {'xring': 5, 'rechd': 5, 'collective': 5, 'psgpu/rechd': 4, 'copy/xring': 5}
+
+
+@pytest.mark.parametrize('transfer', UNITS)
+@pytest.mark.parametrize(
+  'spec', ['copy', 'psgpu', 'pscpu#2', 'hierarchical_copy', *ROUNDINGS], ids=str
+)
+def test_what_does_not_add_up_exactly_is_still_the_same_bits_on_every_device(
+  spec, transfer, cpu_devices
+):
+  devices = cpu_devices[:5]
+  options = {} if transfer is None else {'transfer_dtype': transfer}
+  inputs = np.random.default_rng(0).normal(size=(5, 1001)).astype(np.float32)
+  first, *others = random_sums(reduce(spec, devices, **options), inputs, devices)
   for other in others:
     np.testing.assert_array_equal(other, first)
-  # Each input is rounded once, each addition once more: n units of the sum of absolute values.
-  unit = {'float16': 2.0**-11, 'bfloat16': 2.0**-8}.get(name.rpartition('_')[2], 2.0**-24)
-  bound = num_devices * unit * np.abs(inputs.astype(np.float64)).sum(0)
-  assert np.all(np.abs(first - inputs.astype(np.float64).sum(0)) <= bound)
+  roundings = 5 if transfer is None else ROUNDINGS.get(spec, 3)
+  bound = roundings * UNITS[transfer] * np.abs(inputs.astype(np.float64)).sum(0)
+  errors = np.abs(first - inputs.astype(np.float64).sum(0))
+  assert np.all(errors <= bound)
+  if transfer is not None:
+    assert np.max(errors / bound) > 1 / 64  # it was used
+
+
+@pytest.mark.parametrize('spec', ['copy', 'psgpu', 'pscpu', 'hierarchical_copy'])
+def test_half_precision_transfer_sums_in_float32(spec, cpu_devices):
+  # 2048 + 1 is 2048 in float16: summed there, eight of them would still be 2048 + 0.
+  devices = cpu_devices[:8]
+  inputs = [np.full(9, 2048.0 if i == 0 else 0.5, np.float32) for i in range(8)]
+  all_reduce = reduce(spec, devices, transfer_dtype='float16')
+  for value in random_sums(all_reduce, inputs, devices):
+    # 2051.5, which float16 has as 2052.
+    np.testing.assert_array_equal(value, np.full(9, 2052.0))
+  wrapped = HalfTransfer(Copy(devices), devices, 'float16')
+  for value in random_sums(wrapped, inputs, devices):
+    np.testing.assert_array_equal(value, np.full(9, 2048.0))
 
 
 def test_collectives_do_not_deadlock_in_fifty_steps_of_two_calls_each(cpu_devices):
@@ -206,6 +238,8 @@ def test_wrong_options_are_refused(cpu_devices):
   devices = cpu_devices[:2]
   with pytest.raises(hpm.errors.UsageError, match="'gpu': use cpu or spread"):
     Copy(devices, sum_on='gpu')
+  with pytest.raises(hpm.errors.UsageError, match="sum_on has no effect on the all-reduce 'xring'"):
+    hpm.variable_mgr.all_reduce('xring', devices, sum_on='cpu')
   with pytest.raises(hpm.errors.UsageError, match="'float64': use float16 or bfloat16"):
     HalfTransfer(Copy(devices), devices, 'float64')
   with pytest.raises(hpm.errors.UsageError, match="'colective': did you mean collective"):
