@@ -186,6 +186,38 @@ def test_indexed_jpegs_give_the_pixels_of_the_originals(tmp_path, training):
     np.testing.assert_array_equal(indexed, plain)
 
 
+@pytest.mark.parametrize('name', ['folder', 'cifar10'])
+def test_other_sources_give_the_batches_of_tfdata(tmp_path, name):
+  if name == 'folder':
+    for kind in ('cat', 'dog'):
+      (tmp_path / 'train' / kind).mkdir(parents=True)
+      for i in range(3):
+        (tmp_path / 'train' / kind / f'{i}.jpg').write_bytes(data.image_bytes(90 + i, 80))
+  else:  # no JPEGs: pixels of 3 planes behind a byte of label
+    for i in range(1, 6):
+      random = np.random.default_rng(i).integers(0, 256, (4, 3073), np.uint8)
+      random[:, 0] %= 10
+      (tmp_path / f'data_batch_{i}.bin').write_bytes(random.tobytes())
+  both = [
+    data.collect(
+      pipelines.create(
+        name,
+        data_dir=str(tmp_path),
+        split='train',
+        pipeline=pipeline,
+        batch_size=4,
+        image_size=SIZE,
+        num_classes=10,
+        num_epochs=1,
+        with_ids=True,
+      )
+    )
+    for pipeline in ('tfdata', 'dali')
+  ]
+  assert len(both[0][1]) == {'folder': 6, 'cifar10': 20}[name]
+  assert_same(both[1], both[0])
+
+
 def all_ids(directory, split='train'):
   counts = records.count_records(records.shard_files(directory, split))
   return [file << 32 | number for file, count in enumerate(counts) for number in range(count)]
