@@ -11,6 +11,7 @@ import contextlib
 import importlib.util
 import io
 import os
+from pathlib import Path
 import pickle
 import subprocess
 import sys
@@ -81,11 +82,9 @@ class Recoder:
 
 
 def _start() -> subprocess.Popen:
-  import hpm
-
   # The child finds the same hpm, wherever this process has it from.
-  root = os.path.dirname(os.path.dirname(os.path.abspath(hpm.__file__)))
-  path = os.pathsep.join(filter(None, [root, os.environ.get('PYTHONPATH')]))
+  root = Path(__file__).resolve().parents[2]
+  path = os.pathsep.join(filter(None, [str(root), os.environ.get('PYTHONPATH')]))
   return subprocess.Popen(
     [sys.executable, '-c', 'from hpm.pipelines import jpeg_recoder; jpeg_recoder.serve()'],
     stdin=subprocess.PIPE,
