@@ -10,6 +10,7 @@ otherwise TensorFlow's own ops cut and decode, sample by sample.
 """
 
 from collections.abc import Callable, Sequence
+import contextlib
 import functools
 import importlib.util
 import inspect
@@ -141,7 +142,7 @@ def image_shape(encoded: tf.Tensor) -> tf.Tensor:
   """int32 [3]: height, width and channels (3), from the index, the header, or by decoding."""
 
   def indexed() -> tf.Tensor:
-    return tf.concat([_fields(encoded)[2:4], [3]], 0)
+    return tf.concat([_fields(encoded)[3:5], [3]], 0)
 
   def other() -> tf.Tensor:
     return tf.cond(
@@ -173,18 +174,20 @@ def decode_crop(
 
 
 def has_index(encoded: tf.Tensor) -> tf.Tensor:
-  """bool []: whether it is an indexed JPEG of this version."""
-  end = indexed_jpeg.PREFIX_OFFSET + len(indexed_jpeg.PREFIX)
-  start = tf.strings.substr(encoded, 0, end)  # of a shorter string, all of it
-  # The marker's length stands between JPEG's first bytes and the prefix.
-  length = tf.minimum(tf.strings.length(start), indexed_jpeg.PREFIX_OFFSET)
-  return tf.equal(tf.strings.substr(start, length, end), indexed_jpeg.PREFIX)
+  """bool []: whether it is an indexed JPEG of this version, and nothing of it is missing."""
+  # A shorter string, made as long with zeros: a file may be anything.
+  start = tf.strings.substr(encoded, 0, indexed_jpeg.LENGTHS_OFFSET)
+  start = tf.strings.join([start, bytes(indexed_jpeg.LENGTHS_OFFSET)])
+  prefix = tf.strings.substr(start, indexed_jpeg.PREFIX_OFFSET, len(indexed_jpeg.PREFIX))
+  size = tf.io.decode_raw(tf.strings.substr(start, indexed_jpeg.LAYOUT_OFFSET, 4), tf.int32)[0]
+  is_whole = tf.equal(size, tf.strings.length(encoded))
+  return tf.logical_and(tf.equal(prefix, indexed_jpeg.PREFIX), is_whole)
 
 
 def _fields(encoded: tf.Tensor) -> tf.Tensor:
-  """int32 [9]: the fields of `indexed_jpeg.Layout`."""
-  offset = indexed_jpeg.PREFIX_OFFSET + len(indexed_jpeg.PREFIX)
-  return tf.io.decode_raw(tf.strings.substr(encoded, offset, 4 * _NUM_FIELDS), tf.int32)
+  """int32 [10]: the fields of `indexed_jpeg.Layout`."""
+  fields = tf.strings.substr(encoded, indexed_jpeg.LAYOUT_OFFSET, 4 * _NUM_FIELDS)
+  return tf.io.decode_raw(fields, tf.int32)
 
 
 def _cut(encoded: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
@@ -205,7 +208,7 @@ def assemble(encoded: tf.Tensor, window: tf.Tensor) -> tuple[tf.Tensor, tf.Tenso
     (string [], the JPEG of what the window needs; int32 [2], where its top and left lie in the
     image).
   """
-  frame, scan, height, width, down, across, rows, columns, reach = tf.unstack(
+  _, frame, scan, height, width, down, across, rows, columns, reach = tf.unstack(
     _fields(encoded), _NUM_FIELDS
   )
   limits, sides = tf.stack([height, width]), tf.stack([down, across])
@@ -303,11 +306,13 @@ def _window(encoded: bytes, window: Sequence[int]) -> np.ndarray:
   top, left, rows, columns = window
   if indexed_jpeg.has_index(encoded):
     encoded, top, left = indexed_jpeg.assemble(encoded, window)
-  try:
-    image = simplejpeg.decode_jpeg(encoded)
-  except ValueError:
-    # PNG and others, CMYK, samplings that it doesn't know, and files that it finds damaged, on
-    # which TensorFlow has the last word.
+  image = None
+  if encoded.startswith(b'\xff\xd8\xff') and encoded.endswith(indexed_jpeg.END):
+    # Samplings that it doesn't know, and files that it finds damaged, are `augment`'s to judge.
+    with contextlib.suppress(ValueError):
+      if simplejpeg.decode_jpeg_header(encoded)[2] in ('YCbCr', 'Gray', 'RGB'):
+        image = simplejpeg.decode_jpeg(encoded)
+  if image is None:
     image = augment.decode(tf.constant(encoded)).numpy()
   return image[top : top + rows, left : left + columns]
 

@@ -20,6 +20,7 @@ from hpm.errors import DataError
 
 __all__ = [
   'END',
+  'LAYOUT_OFFSET',
   'LENGTHS_OFFSET',
   'PREFIX',
   'PREFIX_OFFSET',
@@ -40,8 +41,8 @@ VERSION = 1
 
 PREFIX_OFFSET = 6
 PREFIX = b'hpmIndex' + struct.pack('<i', VERSION)
-_LAYOUT_OFFSET = PREFIX_OFFSET + len(PREFIX)
-LENGTHS_OFFSET = _LAYOUT_OFFSET + 4 * 9
+LAYOUT_OFFSET = PREFIX_OFFSET + len(PREFIX)
+LENGTHS_OFFSET = LAYOUT_OFFSET + 4 * 10
 MAX_SEGMENTS = (0xFFFF - (LENGTHS_OFFSET - 4)) // 2  # what a marker can hold
 
 # Decoders interpolate chroma only where it is more than two samples wide.
@@ -59,6 +60,7 @@ class Layout(NamedTuple):
   """Where things are, as it stands in the index: int32, little-endian, in this order.
 
   Attributes:
+    size: bytes of the whole file; an index in a file of another size isn't one.
     frame: offset of the frame's height; its width follows, each two bytes, big-endian.
     scan: offset of the first segment.
     height, width: of the image, pixels.
@@ -68,6 +70,7 @@ class Layout(NamedTuple):
       and below.
   """
 
+  size: int
   frame: int
   scan: int
   height: int
@@ -83,13 +86,17 @@ _LAYOUT = struct.Struct(f'<{len(Layout._fields)}i')
 
 
 def has_index(encoded: bytes) -> bool:
-  """Whether a file is an indexed JPEG of this version."""
-  return encoded[PREFIX_OFFSET : PREFIX_OFFSET + len(PREFIX)] == PREFIX
+  """Whether a file is an indexed JPEG of this version, and nothing of it is missing."""
+  return (
+    encoded[PREFIX_OFFSET:LAYOUT_OFFSET] == PREFIX
+    and len(encoded) > LENGTHS_OFFSET
+    and layout(encoded).size == len(encoded)
+  )
 
 
 def layout(encoded: bytes) -> Layout:
   """The fixed part of the index of an indexed JPEG."""
-  return Layout._make(_LAYOUT.unpack_from(encoded, _LAYOUT_OFFSET))
+  return Layout._make(_LAYOUT.unpack_from(encoded, LAYOUT_OFFSET))
 
 
 def lengths(encoded: bytes, where: Layout) -> np.ndarray:
@@ -191,6 +198,7 @@ def add_index(jpeg: bytes) -> bytes:
   above = any(down < most_down for _, down in factors)
   moved = LENGTHS_OFFSET + 2 * len(sizes) - len(START)
   index = PREFIX + _LAYOUT.pack(
+    len(jpeg) + moved,
     frame + moved,
     scan + moved,
     height,

@@ -1,0 +1,245 @@
+"""The pipeline of indexed JPEGs against `tfdata` on the originals, and the conversion."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from hpm import errors, pipelines
+from hpm.pipelines import augment, convert, indexed, indexed_jpeg, records
+from tests.pipelines import data
+
+SIZE = 64
+DECODERS = ('simplejpeg', 'tensorflow')
+
+
+def odd_images() -> list[bytes]:
+  """One of each kind, JPEGs of all samplings, and files that get no index."""
+  return [
+    *(data.image_bytes(301, 160, subsampling=s, quality=95) for s in (0, 1, 2)),
+    data.image_bytes(163, 170, mode='L'),
+    data.image_bytes(163, 170, mode='CMYK'),
+    data.image_bytes(180, 130, progressive=True),
+    data.image_bytes(180, 130, restart_marker_blocks=3),
+    data.image_bytes(376, 90, subsampling=0),
+    data.image_bytes(464, 90),
+    data.image_bytes(1, 1),
+    data.image_bytes(7, 300),
+    data.image_bytes(form='PNG'),
+    data.image_bytes(form='PNG', mode='L'),
+    data.image_bytes(form='GIF'),
+    data.image_bytes(form='BMP'),
+  ]
+
+
+@pytest.fixture(scope='module')
+def ordinary(tmp_path_factory) -> str:
+  """Shards of odd images for training and evaluation, one of two boxes a record."""
+  directory = tmp_path_factory.mktemp('odd') / 'ordinary'
+  contents = [
+    records.encode_example(
+      {
+        'image/encoded': image,
+        'image/class/label': 1 + number % 7,
+        'image/filename': f'{number}.JPEG'.encode(),
+        'extra': number,
+        **{
+          f'image/object/bbox/{side}': np.array([value], np.float32)
+          for side, value in (('ymin', 0.1), ('xmin', 0.5), ('ymax', 0.4), ('xmax', 0.9))
+        },
+      }
+    )
+    for number, image in enumerate(odd_images())
+  ]
+  for split in ('train', 'validation'):
+    data.write_shards(directory, [contents[:7], contents[7:]], split)
+  return str(directory)
+
+
+@pytest.fixture(scope='module')
+def converted(ordinary, tmp_path_factory) -> str:
+  out = str(tmp_path_factory.mktemp('indexed') / 'out')
+  result = convert.convert('imagenet', out, 'indexed', options={'data_dir': ordinary}, num_shards=2)
+  assert result.counts == {'train': len(odd_images()), 'validation': len(odd_images())}
+  return out
+
+
+def make(directory, pipeline='indexed', split='train', **options):
+  defaults = {'batch_size': 8, 'image_size': SIZE, 'num_classes': 7, 'with_ids': True}
+  return pipelines.create(
+    'imagenet', data_dir=directory, split=split, pipeline=pipeline, **(defaults | options)
+  )
+
+
+def images_of(directory) -> list[bytes]:
+  paths = records.shard_files(directory, 'train')
+  return [
+    tf.train.Example.FromString(record.numpy())
+    .features.feature['image/encoded']
+    .bytes_list.value[0]
+    for record in tf.data.TFRecordDataset(paths)
+  ]
+
+
+def assert_same(actual, wanted):
+  for one, other in zip(actual, wanted, strict=True):
+    np.testing.assert_array_equal(one, other)
+
+
+def test_the_conversion_keeps_records_and_files_without_an_index(ordinary, converted):
+  before, after = images_of(ordinary), images_of(converted)
+  has = [indexed_jpeg.has_index(image) for image in after]
+  assert has == [True] * 11 + [False] * 4
+  assert after[11:] == before[11:]
+  for one, other in zip(before, after, strict=True):
+    np.testing.assert_array_equal(augment.decode(one), augment.decode(other))
+  record = next(iter(tf.data.TFRecordDataset(records.shard_files(converted, 'train'))))
+  features = tf.train.Example.FromString(record.numpy()).features.feature
+  assert features['image/filename'].bytes_list.value[0] == b'0.JPEG'
+  assert features['extra'].int64_list.value[0] == 0
+
+
+CASES = {
+  'training': {'num_epochs': 5},
+  'boxes': {'num_epochs': 2, 'use_bbox': True},
+  'antialias': {'num_epochs': 1, 'antialias': True},
+  'colors': {'num_epochs': 1, 'distort_colors': True},
+  'sizes': {'num_epochs': 2, 'image_size': {0: 32, 1: 48}, 'batch_size': 5},
+  'skip': {'num_epochs': 1, 'bad_records': 'skip'},
+  'evaluation': {'split': 'validation'},
+  'large evaluation': {'split': 'validation', 'image_size': 224},
+}
+
+
+@pytest.mark.parametrize(
+  ('data_set', 'decoder', 'case'),
+  [
+    *[('converted', decoder, case) for decoder in DECODERS for case in ('training', 'boxes')],
+    *[('ordinary', decoder, 'training') for decoder in DECODERS],
+    # These go through TensorFlow's ops whatever the decoder.
+    *[('converted', 'auto', case) for case in list(CASES)[2:]],
+    ('ordinary', 'auto', 'evaluation'),
+  ],
+)
+def test_every_pixel_is_that_of_the_ordinary_pipeline(request, ordinary, data_set, decoder, case):
+  if decoder == 'simplejpeg':
+    pytest.importorskip('simplejpeg')
+  directory, options = request.getfixturevalue(data_set), CASES[case]
+  pipeline = make(directory, decoder=decoder, **options)
+  reference = make(ordinary, 'tfdata', **options)
+  assert pipeline.dataset().element_spec == reference.dataset().element_spec
+  batches = list(zip(pipeline.dataset(), reference.dataset(), strict=True))
+  assert batches
+  for actual, wanted in batches:
+    assert_same(actual, wanted)
+
+
+def test_the_ordinary_pipeline_reads_indexed_files_as_they_are(ordinary, converted):
+  assert_same(
+    data.collect(make(converted, 'tfdata', num_epochs=1)),
+    data.collect(make(ordinary, 'tfdata', num_epochs=1)),
+  )
+
+
+@pytest.mark.parametrize('decoder', DECODERS)
+@pytest.mark.parametrize('num_parallel_calls', [1, 4])
+def test_resuming_equals_an_unbroken_run(converted, decoder, num_parallel_calls):
+  if decoder == 'simplejpeg':
+    pytest.importorskip('simplejpeg')
+  options = {'decoder': decoder, 'batch_size': 4, 'seed': 5}
+  wanted = data.collect(make(converted, **options), 9)
+  pipeline = make(converted, num_parallel_calls=num_parallel_calls, **options)
+  state = pipeline.state(12)
+  pipeline.restore(state)
+  assert_same(data.collect(pipeline, 6), [part[12:] for part in wanted])
+
+
+def test_an_image_of_photographs_is_the_same_for_many_crops(sample_dir, tmp_path):
+  out = str(tmp_path / 'indexed')
+  options = {'data_dir': sample_dir}
+  convert.convert('imagenet', out, 'indexed', options=options, splits=['train'], num_shards=8)
+  options = {'batch_size': 32, 'image_size': 224, 'seed': 11}
+  wanted = data.collect(make(sample_dir, 'tfdata', **options), 8)
+  for decoder in DECODERS:
+    if decoder == 'simplejpeg':
+      pytest.importorskip('simplejpeg')
+    assert_same(data.collect(make(out, decoder=decoder, **options), 8), wanted)
+
+
+def test_opencv_is_off_by_one_level_in_few_values(sample_dir):
+  pytest.importorskip('simplejpeg')
+  pytest.importorskip('cv2')
+  options = {'batch_size': 32, 'image_size': 224}
+  exact, labels, ids = data.collect(make(sample_dir, **options), 4)
+  images, *rest = data.collect(make(sample_dir, resize='opencv', **options), 4)
+  assert_same(rest, [labels, ids])
+  difference = np.abs(images.astype(int) - exact)
+  # float32 sums in another order: a value near a half is rounded to the other side.
+  assert difference.max() == 1
+  assert 0 < np.mean(difference > 0) < 0.002
+
+
+def test_without_opencv_images_are_mirrored_all_the_same(monkeypatch):
+  image = np.random.default_rng(1).integers(0, 256, (9, 6, 3), np.uint8)
+  for installed in (True, False):
+    monkeypatch.setattr(indexed, '_installed', lambda module, answer=installed: answer)
+    if installed:
+      pytest.importorskip('cv2')
+    out = np.empty_like(image)
+    indexed._mirror(image, out)
+    np.testing.assert_array_equal(out, image[:, ::-1])
+
+
+def test_packages_are_asked_for(monkeypatch, ordinary):
+  monkeypatch.setattr(indexed, '_installed', lambda module: False)
+  with pytest.raises(errors.DataError, match='pip install simplejpeg'):
+    make(ordinary, decoder='simplejpeg')
+  with pytest.raises(errors.DataError, match='pip install opencv-python-headless'):
+    make(ordinary, resize='opencv')
+  assert make(ordinary, num_epochs=1)._decode_images is None  # TensorFlow does it
+
+
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    ({'decoder': 'pil'}, "unknown decoder 'pil'"),
+    ({'resize': 'nearest'}, "unknown resize 'nearest'"),
+    ({'resize': 'opencv', 'decoder': 'tensorflow'}, "decoder='tensorflow'"),
+    ({'colour': 1}, "no option 'colour'"),
+  ],
+)
+def test_wrong_options_are_refused(ordinary, options, message):
+  with pytest.raises(errors.UsageError, match=message):
+    make(ordinary, **options)
+
+
+@pytest.mark.parametrize('decoder', DECODERS)
+@pytest.mark.parametrize('cut', ['in the index', 'in the scan', 'without its end'])
+def test_a_damaged_image_is_named(converted, tmp_path, decoder, cut):
+  if decoder == 'simplejpeg':
+    pytest.importorskip('simplejpeg')
+  good = images_of(converted)[0]
+  scan = indexed_jpeg.layout(good).scan
+  end = {'in the index': 50, 'in the scan': scan + 400, 'without its end': len(good) - 40}[cut]
+  contents = [
+    data.record(image, filename=f'{i}.JPEG') for i, image in enumerate([good, good[:end]])
+  ]
+  directory = data.write_shards(tmp_path, [contents])
+  pipeline = make(directory, decoder=decoder, batch_size=2, shuffle_buffer=1)
+  with pytest.raises(tf.errors.OpError) as raised:
+    data.collect(pipeline, 1)
+  message = str(pipeline.explain(raised.value))
+  assert 'train-00000-of-00001: record 1' in message and '1.JPEG' in message
+
+
+def test_crops_of_ops_and_of_python_agree(converted):
+  rng = np.random.default_rng(2)
+  for encoded in images_of(converted)[:11]:
+    where = indexed_jpeg.layout(encoded)
+    for _ in range(6):
+      height, width = rng.integers(1, where.height + 1), rng.integers(1, where.width + 1)
+      top, left = rng.integers(where.height - height + 1), rng.integers(where.width - width + 1)
+      window = [top, left, height, width]
+      jpeg, origin = indexed.assemble(tf.constant(encoded), tf.constant(window, tf.int32))
+      small, *offset = indexed_jpeg.assemble(encoded, window)
+      assert jpeg.numpy() == small
+      assert (np.array([top, left]) - origin.numpy()).tolist() == offset
