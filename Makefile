@@ -27,8 +27,8 @@ PYTEST := TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python -m pytest -q $(PYTEST_FLAGS)
 
 help:
 	@echo 'make run       train ResNet-50 on sample photographs; more flags: RUN_FLAGS=...'
-	@echo 'make dali      install NVIDIA DALI and its plugin for TensorFlow (510 MB); tests do it too'
-	@echo 'make test      aggregation and parity first, then all other tests; under 10 minutes'
+	@echo 'make dali      install NVIDIA DALI and its plugin for TensorFlow, 510 MB (960 on disk)'
+	@echo 'make test      aggregation and parity first, then all other tests (installs DALI as well)'
 	@echo 'make test-all  the same with the long tests (minutes, and a download of TensorFlow)'
 	@echo 'make gpu-check  on a machine with GPUs: all that needs them, one report (gpu_check/)'
 	@echo 'make lint      ruff (rules and format) on everything, mypy on hpm/'

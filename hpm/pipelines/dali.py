@@ -9,8 +9,8 @@ end of an epoch; and with its own random crop no pixel could be compared. Readin
 about a tenth of the decoding.
 
 DALI's results equal tf.data's: windows are decoded to the same pixels, and what comes of them
-differs by one level where a float32 sum lies on the edge of rounding, in at most a few of ten
-thousand values. (Only with `antialias` do borders of training images differ: DALI repeats the last
+differs by one level where a float32 sum lies on the edge of rounding: of photographs in at most a
+few of ten thousand values. (Only with `antialias` do borders of training images differ: DALI repeats the last
 pixel where the filter reaches beyond the window, TensorFlow weighs the pixels that are there.)
 Images that aren't JPEGs are decoded by TensorFlow, and handed to DALI without loss; of indexed
 JPEGs, DALI gets the segments that the window needs.

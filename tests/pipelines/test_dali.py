@@ -215,7 +215,9 @@ def test_other_sources_give_the_batches_of_tfdata(tmp_path, name):
     for pipeline in ('tfdata', 'dali')
   ]
   assert len(both[0][1]) == {'folder': 6, 'cifar10': 20}[name]
-  assert_same(both[1], both[0])
+  # In noise, where a side grows by a multiple of an eighth, sums half between two levels are
+  # common, and DALI rounds some up that TensorFlow rounds to even.
+  assert_same(both[1], both[0], mean=1e-4 if name == 'folder' else 5e-3)
 
 
 def all_ids(directory, split='train'):
