@@ -41,15 +41,34 @@ def test_own_loop_finds_the_line():
   assert 'params/offset [4.]' in out
 
 
-def test_keras_fit_trains_on_a_pipeline(tmp_path):
-  subprocess.run(
-    [sys.executable, '-m', 'hpm.pipelines', 'sample', '--out', tmp_path / 'sample'],
-    check=True,
-    capture_output=True,
-    cwd=ROOT,
-    timeout=60,
-  )
-  out = run('keras_fit.py', str(tmp_path / 'sample'))
+@pytest.fixture(scope='module')
+def sample(tmp_path_factory):
+  directory = tmp_path_factory.mktemp('data') / 'sample'
+  command = [sys.executable, '-m', 'hpm.pipelines', 'sample', '--out', directory]
+  subprocess.run(command, check=True, capture_output=True, cwd=ROOT, timeout=60)
+  return directory
+
+
+def test_keras_fit_trains_on_a_pipeline(sample):
+  out = run('keras_fit.py', str(sample))
   losses = [float(loss) for loss in re.findall(r'loss: ([\d.]+)', out)]
   assert len(losses) == 2
   assert losses[1] < losses[0]
+
+
+def test_the_program_in_the_readme_runs_as_it_stands(sample, tmp_path):
+  (program,) = re.findall(r'```python\n(.*?)```', (ROOT / 'README.md').read_text(), re.DOTALL)
+  assert len(program.splitlines()) <= 15
+  assert '.data/sample' in program
+  program = program.replace('.data/sample', str(sample)).replace('num_steps=20', 'num_steps=2')
+  done = subprocess.run(
+    [sys.executable, '-c', program],
+    capture_output=True,
+    text=True,
+    timeout=120,
+    cwd=tmp_path,
+    env={**os.environ, 'PYTHONPATH': str(ROOT), 'TF_CPP_MIN_LOG_LEVEL': '2'},
+  )
+  assert done.returncode == 0, done.stderr
+  assert re.search(r'step 2: loss \d+\.\d{3} over 4 images', done.stdout)
+  assert (tmp_path / 'checkpoints' / 'ckpt-2').is_dir()
