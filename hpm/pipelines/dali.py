@@ -10,10 +10,10 @@ about a tenth of the decoding.
 
 DALI's results equal tf.data's: windows are decoded to the same pixels, and what comes of them
 differs by one level where a float32 sum lies on the edge of rounding: of photographs in at most a
-few of ten thousand values. (Only with `antialias` do borders of training images differ: DALI repeats the last
-pixel where the filter reaches beyond the window, TensorFlow weighs the pixels that are there.)
-Images that aren't JPEGs are decoded by TensorFlow, and handed to DALI without loss; of indexed
-JPEGs, DALI gets the segments that the window needs.
+few of ten thousand values. (Only with `antialias` do borders of training images differ: DALI
+repeats the last pixel where the filter reaches beyond the window, TensorFlow weighs the pixels that
+are there.) Images that aren't JPEGs are decoded by TensorFlow, and handed to DALI without loss; of
+indexed JPEGs, DALI gets the segments that the window needs.
 
 Batches come into TensorFlow through DALI's plugin for it, as a dataset that feeds itself from
 tf.data without Python; and where the plugin isn't installed, through Python.
