@@ -385,7 +385,7 @@ class TrainStep:
       num_samples = tf.shape(images)[0]
       some = num_samples > 0
       images, labels = _never_empty(images, labels)
-    if token is not None:  # a blank sample is none of the global batch's
+    if self.manager.cross_replica:  # a blank sample is none of the global batch's
       present = tf.cast(some, tf.float32) if maybe_empty else None
       options['cross_replica'] = self.manager.cross_replica.function(token, present)
     images = self._preprocess(images, self.model.dtype, self.model.data_format)

@@ -3,6 +3,8 @@
 A test recounts every line, and says what a new one must be.
 """
 
+__all__ = ['FIGURES']
+
 # Parameters, multiply-adds an image, image size, usual batch size of a device, source.
 FIGURES = {
   'trivial': (4255721, 4250624, 224, 32, 'tf_cnn_benchmarks'),

@@ -103,7 +103,7 @@ def _known(factory: Any, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_options(name: str, factories: Sequence[Any], options: dict[str, Any]) -> None:
-  parameters = {}
+  parameters: dict[str, inspect.Parameter] = {}
   for factory in factories:
     parameters |= inspect.signature(factory).parameters
   parameters.pop('source', None)
