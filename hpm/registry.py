@@ -10,7 +10,7 @@ from typing import Any
 
 from hpm import errors
 
-__all__ = ['lazy', 'resolve']
+__all__ = ['by_path', 'lazy', 'resolve']
 
 
 def resolve(kind: str, registry: Mapping[str, str], name: str) -> Any:
@@ -19,6 +19,19 @@ def resolve(kind: str, registry: Mapping[str, str], name: str) -> Any:
     raise errors.unknown(kind, name, registry)
   module, _, attribute = registry[name].partition(':')
   return getattr(importlib.import_module(module), attribute)
+
+
+def by_path(kind: str, path: str) -> Any:
+  """The function that a user's own 'module:function' stands for; UsageError if there is none."""
+  module, _, attribute = path.partition(':')
+  try:
+    return getattr(importlib.import_module(module), attribute)
+  except ModuleNotFoundError as error:
+    raise errors.UsageError(
+      f'{kind} {path!r}: no module {error.name!r}: install it, or put it on PYTHONPATH'
+    ) from error
+  except AttributeError as error:
+    raise errors.UsageError(f'{kind} {path!r}: {module!r} has no {attribute!r}') from error
 
 
 def lazy(package: str, exports: Mapping[str, str]) -> Callable[[str], Any]:

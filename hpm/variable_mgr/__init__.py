@@ -71,8 +71,11 @@ def create(
   """
   if variable_consistency not in ('relaxed', 'strong'):
     raise UsageError(f'variable_consistency {variable_consistency!r}: use strong or relaxed')
-  names = {name: name} if spec.is_path(name, VARIABLE_MANAGERS) else VARIABLE_MANAGERS
-  manager = registry.resolve('variable manager', names, name)(devices, **options)
+  kind = 'variable manager'
+  if spec.is_path(name, VARIABLE_MANAGERS):
+    manager = registry.by_path(kind, name)(devices, **options)
+  else:
+    manager = registry.resolve(kind, VARIABLE_MANAGERS, name)(devices, **options)
   if variable_consistency == 'strong':
     return manager
   from hpm.variable_mgr import relaxed  # TensorFlow is imported only here

@@ -82,10 +82,13 @@ class Collective:
   Args:
     devices: device strings, as many as lists.
     hint: TensorFlow's communication hint, 'auto', 'ring' or 'nccl'.
-    timeout_s: after so many seconds without a peer the step fails; 0 waits for ever.
+    timeout_s: after so many seconds without a peer the step fails; 0 waits for ever. TensorFlow lets
+      two threads sleep for so long for each single collective, so it is for looking into a hang, on
+      few steps: in ordinary training a process would soon run out of threads. An error anywhere in
+      a step ends its collectives without it.
   """
 
-  def __init__(self, devices: Sequence[str], hint: str = 'auto', timeout_s: float = 300.0):
+  def __init__(self, devices: Sequence[str], hint: str = 'auto', timeout_s: float = 0.0):
     self._devices = tuple(devices)
     self._group = _Group(len(self._devices), hint, timeout_s)
     self.variables: list[tf.Variable] = []
@@ -131,7 +134,7 @@ class CrossReplica:
     timeout_s: as for `Collective`.
   """
 
-  def __init__(self, devices: Sequence[str], timeout_s: float = 300.0):
+  def __init__(self, devices: Sequence[str], timeout_s: float = 0.0):
     self._devices = tuple(devices)
     self._group = _Group(len(self._devices), 'auto', timeout_s)
     self.variables: list[tf.Variable] = []

@@ -146,7 +146,10 @@ def build(
 
   def one(level: specs.Level, places: Sequence[str]) -> AllReduce:
     name = level.name
-    factory = registry.resolve('all-reduce', names if name in names else {name: name}, name)
+    if name in names:
+      factory = registry.resolve('all-reduce', names, name)
+    else:
+      factory = registry.by_path('all-reduce', name)
     accepted = inspect.signature(factory).parameters
     given = {option: value for option, value in options.items() if option in accepted}
     taken.update(given)
