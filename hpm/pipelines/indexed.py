@@ -11,38 +11,30 @@ otherwise TensorFlow's own ops cut and decode, sample by sample.
 
 from collections.abc import Callable, Sequence
 import contextlib
-import functools
-import importlib.util
-import inspect
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from hpm import errors
-from hpm.errors import DataError, UsageError
-from hpm.pipelines import augment, indexed_jpeg, sources, tfdata
+from hpm.errors import UsageError
+from hpm.pipelines import augment, batches, indexed_jpeg, sources
 
 __all__ = ['IndexedPipeline', 'assemble', 'decode_crop', 'has_index', 'image_shape']
 
 DECODERS = ('auto', 'simplejpeg', 'tensorflow')
-RESIZES = ('exact', 'opencv')
-_INSTALL = {'simplejpeg': 'simplejpeg', 'cv2': 'opencv-python-headless'}
-_ALIGNMENT = 64  # bytes: an array that begins so becomes a tensor without a copy
 
 _NUM_FIELDS = len(indexed_jpeg.Layout._fields)
 
 
-class IndexedPipeline(tfdata.TfDataPipeline):
+class IndexedPipeline(batches.BatchPipeline):
   """What `tfdata.TfDataPipeline` does, faster on indexed JPEGs.
 
   Args:
     source: where undecoded samples come from.
     decoder: 'simplejpeg', 'tensorflow', or 'auto' for the first if it is installed. The pixels are
       the same.
-    resize: of training images; 'exact' gives the pixels of `augment.resize`, 'opencv' those of
-      cv2.resize on float32, which differ by one level in about 0.03 % of the values and take
-      0.1 ms less an image. It needs simplejpeg.
+    resize: of training images, by name of `batches.RESIZES`; all but 'exact' need simplejpeg.
     **options: of `tfdata.TfDataPipeline`.
 
   Raises:
@@ -55,60 +47,20 @@ class IndexedPipeline(tfdata.TfDataPipeline):
   ):
     if decoder not in DECODERS:
       raise errors.unknown('decoder', decoder, DECODERS)
-    if resize not in RESIZES:
-      raise errors.unknown('resize', resize, RESIZES)
-    super().__init__(source, **options)
-    if decoder == 'auto':
-      decoder = 'simplejpeg' if _installed('simplejpeg') else 'tensorflow'
-    elif decoder == 'simplejpeg':
-      _require('simplejpeg', f'decoder={decoder!r}')
-    if resize == 'opencv':
-      _require('cv2', f'resize={resize!r}')
-      if decoder != 'simplejpeg':
-        raise UsageError(
-          f"resize='opencv' with decoder={decoder!r}: TensorFlow's ops resize in their own way; "
-          "give decoder='simplejpeg' (pip install simplejpeg) or resize='exact'"
-        )
-    # The rest goes sample by sample, through TensorFlow's ops: it is rare, or the time goes into
-    # antialiasing.
-    plain = self._training and self._strict and len(self._sizes) == 1
-    plain = plain and not self._antialias and not self._distort_colors
-    self._decode_images: Callable[..., np.ndarray] | None = None
-    if decoder == 'simplejpeg' and plain:
-      resizer = _resize_exactly if resize == 'exact' else _resize_by_opencv
-      self._decode_images = functools.partial(_training_images, self.image_size, resizer)
+    if decoder == 'simplejpeg':
+      batches.require('simplejpeg', f'decoder={decoder!r}')
+    by_python = decoder == 'simplejpeg' or (decoder == 'auto' and batches.installed('simplejpeg'))
+    if resize != 'exact' and resize in batches.RESIZES and not by_python:
+      raise UsageError(
+        f"resize={resize!r} with decoder={decoder!r}: TensorFlow's ops resize in their own way; "
+        "install simplejpeg (pip install simplejpeg), or give resize='exact'"
+      )
+    super().__init__(source, _window if by_python else None, resize=resize, **options)
 
-  def _batches(self, first: int) -> tf.data.Dataset:
-    if self._decode_images is None:
-      return super()._batches(first)
-    chosen = self._samples(first).map(self._choose)
-    return chosen.batch(self.batch_size, drop_remainder=self._num_epochs is None).map(
-      self._decode_batch, num_parallel_calls=self._num_parallel_calls, deterministic=True
-    )
-
-  def _choose(self, position: tf.Tensor, ident: tf.Tensor, item: tf.Tensor) -> tuple:
-    """(encoded string, window int32 [4], flip int32 [1], label int32 [], id int64 [])."""
+  def _undecoded(self, ident: tf.Tensor, item: tf.Tensor) -> batches.Undecoded:
     sample = self.source.load(ident, item, self._use_bbox)
-    label = self._checked_label(sample.label, ident)
     encoded = self._checked_size(sample.encoded, ident)
-    crop_seed = self._sample_seed('crop', position)
-    window = augment.random_window(image_shape(encoded), crop_seed, sample.boxes)
-    flip = augment.flips(self._sample_seed('flip', position))
-    return encoded, window, flip, label, ident
-
-  def _decode_batch(
-    self,
-    encoded: tf.Tensor,
-    windows: tf.Tensor,
-    flips: tf.Tensor,
-    labels: tf.Tensor,
-    idents: tf.Tensor,
-  ) -> tuple:
-    images = tf.numpy_function(
-      self._decode_images, [encoded, windows, flips], tf.uint8, stateful=False
-    )
-    images.set_shape([encoded.shape[0], self.image_size, self.image_size, 3])
-    return (images, labels, idents) if self._with_ids else (images, labels)
+    return batches.Undecoded(encoded, image_shape(encoded), sample.label, sample.boxes)
 
   def _crop(self, encoded: tf.Tensor, choose: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
     return decode_crop(encoded, choose, super()._crop)
@@ -127,15 +79,7 @@ class IndexedPipeline(tfdata.TfDataPipeline):
     return tf.cond(has_index(encoded), indexed, lambda: whole(encoded))
 
 
-def _with_options_of(parent: type) -> inspect.Signature:
-  """The constructor's own parameters, and those that it passes on."""
-  own = inspect.signature(IndexedPipeline).parameters
-  inherited = inspect.signature(parent).parameters
-  names = {name: value for name, value in own.items() if name != 'options'}
-  return inspect.Signature([*names.values(), *(inherited[n] for n in inherited if n not in names)])
-
-
-IndexedPipeline.__signature__ = _with_options_of(tfdata.TfDataPipeline)  # type: ignore[attr-defined]
+batches.take_options(IndexedPipeline)
 
 
 def image_shape(encoded: tf.Tensor) -> tf.Tensor:
@@ -246,59 +190,6 @@ def assemble(encoded: tf.Tensor, window: tf.Tensor) -> tuple[tf.Tensor, tf.Tenso
   return jpeg, origin
 
 
-@functools.cache
-def _installed(module: str) -> bool:
-  return importlib.util.find_spec(module) is not None
-
-
-def _require(module: str, option: str) -> None:
-  if not _installed(module):
-    raise DataError(
-      f'{option} needs a package that is not installed: pip install {_INSTALL[module]}'
-    )
-
-
-# What follows runs in Python, a batch at a time. simplejpeg, TensorFlow's eager ops and OpenCV let
-# go of the interpreter's lock, so that several batches are worked on at once.
-
-
-def _training_images(
-  size: int,
-  resize: Callable[[np.ndarray, int], np.ndarray],
-  encoded: Sequence[bytes],
-  windows: np.ndarray,
-  flips: np.ndarray,
-) -> np.ndarray:
-  """uint8 [B, size, size, 3].
-
-  Args:
-    size: pixels.
-    resize: (image uint8 [h, w, 3], size) -> float32 [size, size, 3], 0 to 255.
-    encoded: [B] files.
-    windows: int32 [B, 4].
-    flips: int32 [B, 1].
-  """
-  images = _aligned((len(encoded), size, size, 3))
-  upright = np.empty((size, size, 3), np.uint8)
-  with tf.device('/CPU:0'):
-    for image, jpeg, window, flip in zip(images, encoded, windows.tolist(), flips.ravel().tolist()):
-      resized = resize(_window(jpeg, window), size)
-      np.rint(resized, out=upright if flip else image, casting='unsafe')
-      if flip:
-        _mirror(upright, image)
-  return images
-
-
-def _mirror(image: np.ndarray, out: np.ndarray) -> None:
-  """Exchanges left and right of uint8 [h, w, 3]."""
-  if _installed('cv2'):
-    import cv2
-
-    cv2.flip(image, 1, out)
-  else:
-    out.view('V3')[:] = image.view('V3')[:, ::-1]  # whole pixels, not bytes
-
-
 def _window(encoded: bytes, window: Sequence[int]) -> np.ndarray:
   """A window of a file's pixels, uint8 [h, w, 3]."""
   import simplejpeg
@@ -315,25 +206,3 @@ def _window(encoded: bytes, window: Sequence[int]) -> np.ndarray:
   if image is None:
     image = augment.decode(tf.constant(encoded)).numpy()
   return image[top : top + rows, left : left + columns]
-
-
-def _resize_exactly(image: np.ndarray, size: int) -> np.ndarray:
-  """uint8 [h, w, 3] to float32 [size, size, 3], as `augment.resize` does before it rounds."""
-  resized = tf.raw_ops.ResizeBilinear(
-    images=image[np.newaxis], size=(size, size), half_pixel_centers=True
-  )
-  return np.asarray(memoryview(resized))[0]  # numpy() would copy it
-
-
-def _resize_by_opencv(image: np.ndarray, size: int) -> np.ndarray:
-  import cv2
-
-  return cv2.resize(image.astype(np.float32), (size, size))
-
-
-def _aligned(shape: Sequence[int]) -> np.ndarray:
-  """An uninitialised uint8 array that TensorFlow can take over without a copy."""
-  size = int(np.prod(shape))
-  room = np.empty(size + _ALIGNMENT, np.uint8)
-  start = -room.ctypes.data % _ALIGNMENT
-  return room[start : start + size].reshape(shape)
