@@ -236,7 +236,9 @@ def _match(
   dropped = [name for name in values if name not in shapes]
   for carried in _CARRIED:
     if any(name.startswith(carried) for name in dropped):
-      notices.append(f'{carried}... of the checkpoint dropped: this mode has nothing in flight')
+      notices.append(
+        f'{carried}... of the checkpoint dropped: this mode has no such values in flight'
+      )
   replicas = [name for name in dropped if name.startswith('replica/')]
   if replicas:
     notices.append(f'{_replicas(replicas)} of the checkpoint dropped: replica 0 goes on')

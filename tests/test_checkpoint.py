@@ -10,13 +10,35 @@ import tensorflow as tf
 import hpm
 from hpm.errors import DataError, UsageError
 
+# Mode -> the manager's options; the manager is the first word.
 MODES = {
   'parameter_server': {},
-  'parameter_server_spread': {'local_parameter_device': 'spread'},
+  'parameter_server spread': {'local_parameter_device': 'spread'},
+  'parameter_server device': {'local_parameter_device': '/CPU:0'},
   'replicated': {},
-  'replicated_collective': {'all_reduce_spec': 'collective'},
+  'replicated collective': {'all_reduce_spec': 'collective'},
+  'replicated xring': {'all_reduce_spec': 'xring', 'gradient_repacking': 3},
+  'replicated hierarchical': {
+    'all_reduce_spec': 'hierarchical_copy',
+    'agg_small_grads_max_bytes': 64,
+    'batch_norm_statistics': 'first',
+  },
   'independent': {},
 }
+# Modes with values in flight -> what a checkpoint calls them, and what takes their place.
+STALE = {
+  'parameter_server staged': (
+    {'staged_vars': True},
+    'carry/variables/...',
+    'the first step computes with the current variables',
+  ),
+  'replicated relaxed': (
+    {'variable_consistency': 'relaxed'},
+    'carry/gradients/...',
+    'the first step applies gradients of zero',
+  ),
+}
+OPTIONS = MODES | {mode: options for mode, (options, *_) in STALE.items()}
 GLOBAL_BATCH = 8
 RNG = np.random.default_rng(0)
 IMAGES = RNG.normal(size=(6, GLOBAL_BATCH, 4, 4, 1)).astype(np.float32)
@@ -39,11 +61,7 @@ def make_step(
     return b.dense('wide', net(b, images), num_classes) if num_classes != 3 else net(b, images)
 
   model = hpm.models.Model(wide, name=name, image_shape=(4, 4, 1), num_classes=num_classes)
-  manager = hpm.variable_mgr.create(
-    mode.removesuffix('_spread').removesuffix('_collective'),
-    hpm.devices.cpu(num_devices),
-    **MODES[mode],
-  )
+  manager = hpm.variable_mgr.create(mode.split()[0], hpm.devices.cpu(num_devices), **OPTIONS[mode])
   rule = hpm.optimizers.create(optimizer, learning_rate=0.1)
   return hpm.TrainStep(model, manager, rule, preprocess=lambda images, *_: images)
 
@@ -62,7 +80,7 @@ def values(step) -> dict[str, np.ndarray]:
 @pytest.fixture(scope='module')
 def steps(cpu_devices):
   """Every mode on 1, 2 and 4 devices, with the snapshot that it started from."""
-  made = {(mode, n): make_step(mode, n) for mode in MODES for n in (1, 2, 4)}
+  made = {(mode, n): make_step(mode, n) for mode in OPTIONS for n in (1, 2, 4)}
   return {key: (step, step.snapshot()) for key, step in made.items()}
 
 
@@ -91,7 +109,66 @@ def test_any_mode_goes_on_where_any_other_stopped(writer, steps, unbroken, tmp_p
       assert np.abs(value - unbroken[name]).max() <= 1e-6 * scale, (reader, name)
 
 
-@pytest.mark.parametrize('mode', MODES)
+@pytest.mark.parametrize('writer', [(mode, n) for mode in STALE for n in (1, 2, 4)], ids=str)
+def test_values_in_flight_go_on_with_any_number_of_devices(writer, steps, tmp_path):
+  step, initial = steps[writer]
+  step.restore(initial)
+  train(step, 0, 3)
+  path = hpm.checkpoint.save(str(tmp_path), step)
+  train(step, 3, 6)
+  straight = values(step)
+  for num_devices in (1, 2, 4):
+    other, _ = steps[writer[0], num_devices]
+    assert hpm.checkpoint.restore(path, other) == []
+    train(other, 3, 6)
+    for name, value in values(other).items():
+      scale = np.abs(straight[name]).max()
+      same = num_devices == writer[1]  # the same sums in the same order
+      tolerance = 0.0 if same else 1e-6 * scale
+      assert np.abs(value - straight[name]).max() <= tolerance, (num_devices, name)
+
+
+@pytest.mark.parametrize('mode', STALE)
+def test_values_in_flight_that_a_mode_has_no_use_for_are_dropped_and_said(mode, steps, tmp_path):
+  _, carried, start = STALE[mode]
+  step, initial = steps[mode, 2]
+  step.restore(initial)
+  train(step, 0, 3)
+  path = hpm.checkpoint.save(str(tmp_path), step)
+  for reader in MODES:
+    other, _ = steps[reader, 1]
+    assert hpm.checkpoint.restore(path, other) == [
+      f'{carried} of the checkpoint dropped: this mode has no such values in flight'
+    ]
+    for name, value in values(other).items():
+      np.testing.assert_array_equal(value, values(step)[name], err_msg=name)
+
+  for writer in MODES:  # and the other way round
+    if writer == 'independent':
+      continue
+    other, _ = steps[writer, 2]
+    other_path = hpm.checkpoint.save(str(tmp_path / 'others'), other)
+    assert hpm.checkpoint.restore(other_path, step) == [f'no {carried} in the checkpoint: {start}']
+    restored = values(step)
+    for name, value in restored.items():
+      if name.startswith('carry/variables/'):
+        own = restored[name.replace('carry/variables/', 'params/')]
+        np.testing.assert_array_equal(value, own)
+      elif name.startswith('carry/'):
+        assert not value.any(), name
+
+
+def test_one_stale_mode_drops_the_values_of_the_other(steps, tmp_path):
+  staged, _ = steps['parameter_server staged', 2]
+  relaxed, _ = steps['replicated relaxed', 2]
+  path = hpm.checkpoint.save(str(tmp_path), staged)
+  assert hpm.checkpoint.restore(path, relaxed) == [
+    'no carry/gradients/... in the checkpoint: the first step applies gradients of zero',
+    'carry/variables/... of the checkpoint dropped: this mode has no such values in flight',
+  ]
+
+
+@pytest.mark.parametrize('mode', OPTIONS)
 def test_resuming_in_the_same_mode_is_bit_equal_with_batch_norm(mode, cpu_devices, tmp_path):
   straight = make_step(mode, 2, normed)
   train(straight, 0, 3)

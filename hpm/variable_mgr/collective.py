@@ -82,10 +82,10 @@ class Collective:
   Args:
     devices: device strings, as many as lists.
     hint: TensorFlow's communication hint, 'auto', 'ring' or 'nccl'.
-    timeout_s: after so many seconds without a peer the step fails; 0 waits for ever. TensorFlow lets
-      two threads sleep for so long for each single collective, so it is for looking into a hang, on
-      few steps: in ordinary training a process would soon run out of threads. An error anywhere in
-      a step ends its collectives without it.
+    timeout_s: after so many seconds without a peer the step fails; 0 waits for ever. TensorFlow
+      lets two threads sleep for so long for each single collective, so it is for looking into a
+      hang, on few steps: in ordinary training a process would soon run out of threads. An error
+      anywhere in a step ends its collectives without it.
   """
 
   def __init__(self, devices: Sequence[str], hint: str = 'auto', timeout_s: float = 0.0):
