@@ -266,15 +266,16 @@ def tolerant_dataset(path: tf.Tensor) -> tf.data.Dataset:
     lambda path: (record_offsets(path.decode(), strict=False),), [path], [tf.int64]
   )
   offsets.set_shape([None])
-  read = tf.data.TFRecordDataset(path).ignore_errors(log_warning=False).enumerate()
-  whole = read.map(lambda number, record: (number, record, tf.constant(-1, tf.int64)))
-  table = tf.data.Dataset.from_tensor_slices(offsets).enumerate()
-  rest = table.map(lambda number, offset: (number, '', offset))
+  read = tf.data.TFRecordDataset(path).ignore_errors(log_warning=False)
+  whole = read.map(lambda record: (record, tf.constant(-1, tf.int64)))
+  rest = tf.data.Dataset.range(tf.size(offsets, tf.int64)).map(lambda number: ('', number))
 
   # Every record comes twice, so that those are left that TensorFlow didn't deliver.
-  def due(expected: tf.Tensor, item: tuple) -> tuple[tf.Tensor, tuple]:
-    number = item[0]
-    return tf.maximum(expected, number + 1), (number >= expected, *item)
+  def due(num_read: tf.Tensor, item: tuple) -> tuple[tf.Tensor, tuple]:
+    number = item[1]
+    is_first = number < 0
+    keep = tf.logical_or(is_first, number >= num_read)
+    return num_read + tf.cast(is_first, tf.int64), (keep, *item)
 
   def read_by_offset(path: bytes, offset: int, number: int) -> bytes:
     try:
@@ -282,15 +283,12 @@ def tolerant_dataset(path: tf.Tensor) -> tf.data.Dataset:
     except DataError:
       return b''
 
-  def record(_: tf.Tensor, number: tf.Tensor, record: tf.Tensor, offset: tf.Tensor) -> tf.Tensor:
-    return tf.ensure_shape(
-      tf.cond(
-        offset < 0,
-        lambda: record,
-        lambda: tf.numpy_function(read_by_offset, [path, offset, number], tf.string),
-      ),
-      [],
-    )
+  def record(_: tf.Tensor, record: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+    def by_offset() -> tf.Tensor:
+      offset = tf.gather(offsets, number)
+      return tf.numpy_function(read_by_offset, [path, offset, number], tf.string)
+
+    return tf.ensure_shape(tf.cond(number < 0, lambda: record, by_offset), [])
 
   stream = whole.concatenate(rest).scan(tf.constant(0, tf.int64), due)
   return stream.filter(lambda keep, *_: keep).map(record)

@@ -92,7 +92,7 @@ def test_grey_png_of_16_bits_keeps_its_upper_ones():
   np.testing.assert_array_equal(decoded, np.repeat(grey[..., None], 3, -1))
 
 
-@pytest.mark.filterwarnings('ignore:Truncated File Read')
+@pytest.mark.filterwarnings('ignore:Truncated File Read', 'ignore:Tag data larger')
 @pytest.mark.parametrize(
   ('encoded', 'what'),
   [

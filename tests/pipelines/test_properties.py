@@ -8,7 +8,7 @@ import tensorflow as tf
 from hpm.pipelines import augment, order, sources
 
 SEEDS = st.integers(0, 2**40)
-FEW = settings(max_examples=12, deadline=None)
+FEW = settings(max_examples=8, deadline=None)
 MANY = settings(max_examples=60, deadline=None)
 
 

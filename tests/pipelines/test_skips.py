@@ -177,7 +177,7 @@ def test_resuming_behind_skipped_records_is_exact(tmp_path):
   assert len(whole[2]) == 52
   first = make(directory, num_epochs=2)
   data.collect(first)  # far ahead of the consumer
-  for position in (1, 26, 40):
+  for position in (1, 40):
     state = first.state(position)
     assert state['samples'] == position
     second = make(directory, num_epochs=2)
