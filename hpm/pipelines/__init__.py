@@ -31,6 +31,7 @@ SOURCES = {
   'folder': 'hpm.pipelines.folder:FolderSource',
   'imagenet': 'hpm.pipelines.imagenet:ImageNetSource',
   'iterable': 'hpm.pipelines.iterable:IterableSource',
+  'raw': 'hpm.pipelines.raw:RawSource',
   'tfds': 'hpm.pipelines.tfds:tfds_source',
 }
 
@@ -38,6 +39,7 @@ SOURCES = {
 PIPELINES = {
   'dali': 'hpm.pipelines.dali:DaliPipeline',
   'indexed': 'hpm.pipelines.indexed:IndexedPipeline',
+  'raw': 'hpm.pipelines.raw:RawPipeline',
   'tfdata': 'hpm.pipelines.tfdata:TfDataPipeline',
 }
 

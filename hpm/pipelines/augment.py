@@ -24,6 +24,7 @@ __all__ = [
   'resize',
   'resize_antialiased',
   'resize_central_crop',
+  'resize_short_side',
   'short_side',
   'window_of',
 ]
@@ -266,6 +267,26 @@ def central_window(shape: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
   sides = tf.cast(shape[:2], tf.float32)
   resized = tf.cast(tf.round(sides * (short_side(size) / tf.reduce_min(sides))), tf.int32)
   return resized, (resized - size) // 2
+
+
+def resize_short_side(image: tf.Tensor, short: int) -> tf.Tensor:
+  """Antialiased bilinear: uint8 [h, w, 3] whose shorter side has `short` pixels.
+
+  Args:
+    image: uint8 [H, W, 3].
+    short: pixels; the long side is rounded.
+  """
+  sides = tf.cast(tf.shape(image)[:2], tf.float32)
+  resized = tf.round(sides * (short / tf.reduce_min(sides)))
+  scaled = tf.raw_ops.ScaleAndTranslate(
+    images=image[tf.newaxis],
+    size=tf.cast(resized, tf.int32),
+    scale=resized / sides,
+    translation=[0.0, 0.0],
+    kernel_type='triangle',
+    antialias=True,
+  )
+  return _to_uint8(scaled[0])
 
 
 def central_source(shape: tf.Tensor, size: int) -> tf.Tensor:

@@ -167,9 +167,12 @@ def _training_images(
   with tf.device('/CPU:0'):
     for image, item, window, flip in zip(images, items, windows.tolist(), flips.ravel().tolist()):
       resized = resize(cut(item, window), size)
-      np.rint(resized, out=upright if flip else image, casting='unsafe')
+      if resized.dtype != np.uint8:
+        resized = np.rint(resized, out=upright if flip else image, casting='unsafe')
       if flip:
-        _mirror(upright, image)
+        _mirror(resized, image)
+      elif resized is not image:
+        image[:] = resized
   return images
 
 

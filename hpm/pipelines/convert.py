@@ -10,7 +10,7 @@ OUT appears when all shards are written and have been read back, or not at all. 
 it waits in OUT.part: the same command, run again, goes on from there.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import concurrent.futures
 import dataclasses
 import hashlib
@@ -30,6 +30,7 @@ __all__ = ['FORMATS', 'Converted', 'Format', 'Item', 'convert', 'detect', 'items
 # name -> the module that is the format; a new one is one file and one line here.
 FORMATS = {
   'indexed': 'hpm.pipelines.to_indexed',
+  'raw': 'hpm.pipelines.to_raw',
   'tfrecord': 'hpm.pipelines.to_tfrecord',
 }
 
@@ -58,6 +59,9 @@ class Item(NamedTuple):
 
 class Format(Protocol):
   """What the module of a format has.
+
+  It may have `prepare(item)` as well, which makes of an item what `write` takes, and raises a
+  DataError for one that it can't use; and `configure(detail)`, the format that NAME:DETAIL means.
 
   Attributes:
     PROCESSES: whether writing is Python's own work, so that it needs processes, not threads.
@@ -122,7 +126,7 @@ def convert(
   Args:
     source: a name of `hpm.pipelines.SOURCES`.
     out: a directory that doesn't exist yet, or holds the result of the same conversion.
-    format: a name of `FORMATS`.
+    format: a name of `FORMATS`, with what belongs to it after a colon ('raw:320').
     options: of the source, without its split.
     splits: None: train and validation, as far as the source has them.
     num_shards: a split; None: one for 1250 records.
@@ -168,11 +172,17 @@ def convert(
 
 
 def _format(name: str) -> Any:
-  if name not in FORMATS:
+  kind, colon, detail = name.partition(':')
+  if kind not in FORMATS:
     from hpm import errors
 
     raise errors.unknown('format', name, FORMATS)
-  return importlib.import_module(FORMATS[name])
+  module = importlib.import_module(FORMATS[kind])
+  if not colon:
+    return module
+  if not hasattr(module, 'configure'):
+    raise UsageError(f'format {name!r}: {kind!r} takes nothing after a colon')
+  return module.configure(detail)
 
 
 def sources_of(
@@ -291,9 +301,10 @@ def _write_shard(shard: _Shard, source: sources.Source | None = None) -> dict[st
   skipped: list[str] = []
   temporary = f'{shard.path}.{os.getpid()}.tmp'
   try:
-    count, digest = _format(shard.format).write(
-      temporary, items(source, shard.ids, skipped if shard.skip else None)
-    )
+    module = _format(shard.format)
+    listed = skipped if shard.skip else None
+    prepare = getattr(module, 'prepare', None)
+    count, digest = module.write(temporary, items(source, shard.ids, listed, prepare))
     os.replace(temporary, shard.path)
   finally:
     if os.path.exists(temporary):
@@ -306,8 +317,20 @@ def _write_shard(shard: _Shard, source: sources.Source | None = None) -> dict[st
   return entry
 
 
-def items(source: sources.Source, ids: Sequence[int], skipped: list[str] | None) -> Iterator[Item]:
-  """The samples of these ids; bad ones raise a DataError, or go into `skipped`."""
+def items(
+  source: sources.Source,
+  ids: Sequence[int],
+  skipped: list[str] | None,
+  prepare: Callable[[Item], Any] | None = None,
+) -> Iterator[Any]:
+  """The samples of these ids; bad ones raise a DataError, or go into `skipped`.
+
+  Args:
+    source: where they are from.
+    ids: which.
+    skipped: the list for what is left out, a line each; None: nothing is.
+    prepare: what is yielded in an item's place; a DataError of it is one of the sample's.
+  """
   names = source.class_names
   offset = source.label_offset(0) + 1  # from 0 on in a pipeline, from 1 on in ImageNet's records
   for ident in ids:
@@ -317,6 +340,12 @@ def items(source: sources.Source, ids: Sequence[int], skipped: list[str] | None)
       contents = source.contents(file, record, original)
       if not contents.encoded:
         raise DataError(f'image {contents.key} has 0 bytes: {source.remedy}')
+      if not source.stores_files:
+        contents = contents._replace(encoded=source.as_file(contents.encoded))
+      name = names[contents.label] if names and 0 <= contents.label < len(names) else ''
+      kept = original if source.has_boxes else None  # ImageNet's records have boxes, TFDS's others
+      item = Item(contents, contents.label + offset, name, kept)
+      prepared = item if prepare is None else prepare(item)
     except DataError as error:
       named = str(error).startswith(source.files[file])
       text = str(error) if named else f'{source.describe(file, record)}: {error}'
@@ -324,11 +353,7 @@ def items(source: sources.Source, ids: Sequence[int], skipped: list[str] | None)
         raise DataError(text) from None
       skipped.append(text)
       continue
-    if not source.stores_files:
-      contents = contents._replace(encoded=source.as_file(contents.encoded))
-    name = names[contents.label] if names and 0 <= contents.label < len(names) else ''
-    kept = original if source.has_boxes else None  # ImageNet's records have boxes, TFDS's others
-    yield Item(contents, contents.label + offset, name, kept)
+    yield prepared
 
 
 def _verify(
