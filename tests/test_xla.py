@@ -62,7 +62,7 @@ def test_nothing_of_the_tower_is_left_outside_of_xla(name, cpu_devices):
   images = tf.zeros([4, *model.image_shape], tf.uint8)
   labels = tf.zeros([4], tf.int64)
   compiled = step._tower.experimental_get_compiler_ir(
-    params, state, images, labels, tf.zeros([2], tf.int32), 1.0
+    params, state, images, labels, tf.zeros([2], tf.int32), 1.0, None
   )
   text = compiled(stage='hlo')
   assert 'ENTRY' in text
