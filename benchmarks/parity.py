@@ -1,0 +1,305 @@
+"""Every mode beside one device with the whole batch, on this machine's devices.
+
+  python -m benchmarks.parity                              # all GPUs, or two logical CPU devices
+  python -m benchmarks.parity --device=cpu --num_gpus=8 --model=resnet20 --batch_size=4
+  python -m benchmarks.parity --only=xring --json=parity.json
+
+N devices with b images each have to end with the weights of one device with N * b. Each mode trains
+a few steps on random images, and the largest difference of a parameter is given as a share of the
+parameter's largest value. Modes that apply or read older values are held to one device that does
+the same; `independent` to one device with the first device's images. A model with batch norm is
+synchronised (cross_replica) in every mode: otherwise each device normalises by its own images.
+TensorFlow's TF32 is off.
+
+Where two activations are nearly equal, another rounding chooses another maximum (ReLU, max
+pooling), and one pixel's gradient goes another way. Parameters that start at zero and sum over many
+pixels show it: 5e-4 in LeNet's first bias at ten times this rate, 1e-2 in single offsets of
+ResNet-20 after one step. So the median over all parameters stands beside the largest difference: a
+fault of a mode moves all of them. --tolerance says what is to pass.
+
+Exit code: 0 every mode agrees; 1 one doesn't; 2 flags that can't work.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import json
+import statistics
+import sys
+from typing import Any
+
+from absl import flags
+import rich.console
+import rich.table
+
+from benchmarks import files, machine, process
+from hpm import models, optimizers
+from hpm.errors import UsageError
+
+__all__ = ['MODES', 'Mode', 'compare', 'main']
+
+SEED = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Mode:
+  """One row of the matrix.
+
+  Attributes:
+    manager, options: as for `hpm.variable_mgr.create`.
+    reference: what one device has to do to end with the same: 'plain', 'staged', 'relaxed', or
+      'alone' for the first device's images only.
+    half: whether gradients cross in half precision, which costs its rounding.
+  """
+
+  manager: str
+  options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  reference: str = 'plain'
+  half: bool = False
+
+  @property
+  def name(self) -> str:
+    return ' '.join([self.manager, *(f'{k}={v}' for k, v in self.options.items())])
+
+  @property
+  def needs_gpus(self) -> bool:
+    return 'nccl' in str(self.options.get('all_reduce_spec', ''))
+
+
+_SPECS = (
+  *('copy', 'psgpu', 'pscpu#2', 'xring', 'xring#2', 'rechd', 'hierarchical_copy', 'collective'),
+  *('copy/xring', 'collective/collective', 'pscpu:32k:xring', 'nccl', 'nccl/xring', 'nccl/pscpu'),
+)
+_RELAXED = {'variable_consistency': 'relaxed'}
+MODES = (
+  Mode('parameter_server', {'local_parameter_device': 'cpu'}),
+  Mode('parameter_server', {'local_parameter_device': 'spread'}),
+  Mode('parameter_server', {'staged_vars': True}, 'staged'),
+  Mode('parameter_server', _RELAXED, 'relaxed'),
+  *(Mode('replicated', {'all_reduce_spec': spec}) for spec in _SPECS),
+  Mode('replicated', {'local_parameter_device': 'cpu'}),
+  Mode('replicated', {'gradient_repacking': 8}),
+  Mode('replicated', {'all_reduce_spec': 'collective', 'gradient_repacking': 4}),
+  Mode('replicated', {'agg_small_grads_max_bytes': 65536}),
+  Mode('replicated', {'all_reduce_spec': 'xring', **_RELAXED}, 'relaxed'),
+  Mode('replicated', {'transfer_dtype': 'bfloat16'}, half=True),
+  Mode('independent', {}, 'alone'),
+)
+_REFERENCES = {
+  'plain': Mode('replicated'),
+  'staged': Mode('parameter_server', {'staged_vars': True}),
+  'relaxed': Mode('replicated', _RELAXED),
+  'alone': Mode('replicated'),
+}
+# Float32 sums in another order; bfloat16 rounds by 1 in 256 what a step adds to a parameter.
+TOLERANCE = 1e-5
+TOLERANCE_HALF = 1e-2
+
+
+def compare(
+  model: Any,
+  devices: Sequence[str],
+  batch_size: int,
+  num_steps: int,
+  optimizer: Any,
+  modes: Sequence[Mode],
+  tolerance: float = TOLERANCE,
+) -> list[dict[str, Any]]:
+  """One dictionary a mode: name, difference, median, tolerance, passed, reason.
+
+  Args:
+    model: without dropout, whose masks differ between towers.
+    devices: device strings.
+    batch_size: images a device.
+    num_steps: of each mode.
+    optimizer: the update rule.
+    modes: which.
+    tolerance: of float32 modes.
+  """
+  import numpy as np
+
+  rng = np.random.default_rng(SEED)
+  shape = (num_steps, len(devices), batch_size)
+  images = rng.integers(0, 256, (*shape, *model.image_shape)).astype(np.uint8)
+  labels = rng.integers(0, model.num_classes, shape)
+  synchronised = {'batch_norm_statistics': 'cross_replica'} if model.state_specs else {}
+  whole = [[(i.reshape(-1, *i.shape[2:]), y.reshape(-1))] for i, y in zip(images, labels)]
+  first = [[(i[0], y[0])] for i, y in zip(images, labels)]
+  dealt = [list(zip(i, y)) for i, y in zip(images, labels)]
+
+  references: dict[str, Any] = {}
+  rows = []
+  for mode in modes:
+    row = {
+      'mode': mode.name,
+      'tolerance': max(TOLERANCE_HALF, tolerance) if mode.half else tolerance,
+      'difference': None,
+      'median': None,
+      'passed': None,
+      'reason': '',
+    }
+    rows.append(row)
+    if mode.needs_gpus and 'GPU' not in devices[0]:
+      row['reason'] = 'needs GPUs'
+      continue
+    if mode.reference not in references:
+      steps = first if mode.reference == 'alone' else whole
+      reference = _REFERENCES[mode.reference]
+      references[mode.reference] = _trained(reference, model, devices[:1], optimizer, steps, {})
+    options = {} if mode.manager == 'independent' else synchronised
+    try:
+      actual = _trained(mode, model, devices, optimizer, dealt, options)
+    except Exception as error:  # a mode that breaks is a result too, and others go on
+      row |= {'passed': False, 'reason': f'{type(error).__name__}: {str(error).splitlines()[0]}'}
+      continue
+    differences = _differences(actual, references[mode.reference])
+    worst = max(differences, key=differences.__getitem__)
+    row |= {
+      'difference': differences[worst],
+      'median': statistics.median(differences.values()),
+      'passed': differences[worst] <= row['tolerance'],
+      'reason': worst,
+    }
+  return rows
+
+
+def main(arguments: Sequence[str]) -> int:
+  """Prints the matrix; see the module's docstring for the exit code."""
+  try:
+    options = parse(arguments)
+    if options is None:
+      print(__doc__)
+      return 0
+    modes = [mode for mode in MODES if options.only in mode.name]
+    if not modes:
+      raise UsageError(
+        f'--only={options.only}: no mode has that in its name, such as {MODES[4].name}'
+      )
+    devices = process.devices(options.device, options.num_gpus)
+    rows = run(options, devices, modes)
+  except (UsageError, flags.Error) as error:
+    print(f'error: {error}', file=sys.stderr)
+    return 2
+  console = rich.console.Console(highlight=False)
+  console.print(table(options, devices, rows))
+  if options.json:
+    record = {'machine': machine.describe(), 'devices': list(devices), 'modes': rows}
+    record |= {name: getattr(options, name) for name in ('model', 'batch_size', 'num_steps')}
+    files.write(options.json, json.dumps(record, indent=2) + '\n')
+  failed = [row['mode'] for row in rows if row['passed'] is False]
+  if failed:
+    console.print(f'{len(failed)} of {len(rows)} modes differ from one device')
+  return 1 if failed else 0
+
+
+def run(options: Any, devices: Sequence[str], modes: Sequence[Mode]) -> list[dict[str, Any]]:
+  """`compare` as the flags ask for it."""
+  import tensorflow as tf
+
+  import hpm
+
+  tf.config.experimental.enable_tensor_float_32_execution(False)
+  sizes = {} if options.image_size is None else {'image_size': options.image_size}
+  model = hpm.models.create(options.model, **sizes)
+  _refuse_dropout(model)
+  rule = hpm.optimizers.create(options.optimizer, options.learning_rate)
+  return compare(
+    model, devices, options.batch_size, options.num_steps, rule, modes, options.tolerance
+  )
+
+
+def table(options: Any, devices: Sequence[str], rows: Sequence[dict[str, Any]]) -> Any:
+  shown = rich.table.Table(
+    title=f'{options.model}, {len(devices)} x {options.batch_size} images on {devices[0]} ... '
+    f'beside 1 x {len(devices) * options.batch_size}, {options.num_steps} steps of '
+    f'{options.optimizer}'
+  )
+  shown.add_column('mode')
+  shown.add_column('largest difference', justify='right')
+  shown.add_column('median', justify='right')
+  shown.add_column('')
+  shown.add_column('where')
+  for row in rows:
+    figures = ['' if row[k] is None else f'{row[k]:.1e}' for k in ('difference', 'median')]
+    verdict = {None: '-', True: '[green]pass[/]', False: '[red]FAIL[/]'}[row['passed']]
+    shown.add_row(row['mode'], *figures, verdict, row['reason'])
+  return shown
+
+
+def parse(arguments: Sequence[str]) -> Any:
+  """The flags' values; None for help."""
+  values = flags.FlagValues()
+  flags.DEFINE_string('model', 'lenet', 'Any without dropout.', flag_values=values)
+  flags.DEFINE_integer('image_size', None, "Default: the model's.", 1, flag_values=values)
+  flags.DEFINE_integer('batch_size', 4, 'Images a device.', 1, flag_values=values)
+  flags.DEFINE_integer('num_steps', 5, 'Steps of each mode.', 1, flag_values=values)
+  flags.DEFINE_string('optimizer', 'momentum', 'The update rule.', flag_values=values)
+  flags.DEFINE_float('learning_rate', 0.001, 'Its rate.', flag_values=values)
+  flags.DEFINE_float('tolerance', TOLERANCE, 'Of float32 modes.', 0.0, flag_values=values)
+  flags.DEFINE_enum('device', None, ['cpu', 'gpu'], 'Default: gpu, if any.', flag_values=values)
+  flags.DEFINE_integer('num_gpus', None, 'Devices of that kind.', 1, flag_values=values)
+  flags.DEFINE_string('only', '', 'Modes with this in their name.', flag_values=values)
+  flags.DEFINE_string('json', None, 'Where to write the matrix.', flag_values=values)
+  if {'--help', '-h'}.intersection(arguments):
+    return None
+  rest = values(['parity', *arguments])[1:]
+  if rest:
+    raise UsageError(f'unexpected {rest[0]!r}: flags are written --name=value')
+  models.check_name(values.model)
+  if values.optimizer not in optimizers.OPTIMIZERS:
+    raise UsageError(f'--optimizer={values.optimizer}: use {", ".join(optimizers.OPTIMIZERS)}')
+  return values
+
+
+def _trained(
+  mode: Mode,
+  model: Any,
+  devices: Sequence[str],
+  optimizer: Any,
+  steps: Sequence[Sequence[tuple[Any, Any]]],
+  options: Mapping[str, Any],
+) -> dict[str, Any]:
+  """The parameters after the steps."""
+  import hpm
+
+  manager = hpm.variable_mgr.create(mode.manager, devices, **mode.options, **options)
+  step = hpm.TrainStep(model, manager, optimizer, seed=SEED)
+  for batches in steps:
+    step(batches)
+  values = step.snapshot()
+  return {name: v.numpy() for name, v in values.items() if name.startswith('params/')}
+
+
+def _differences(actual: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, float]:
+  """Of each parameter, as a share of its largest value; inf where there is a NaN."""
+  import numpy as np
+
+  differences = {}
+  for name, value in expected.items():
+    largest = np.max(np.abs(value), initial=np.finfo(np.float32).tiny)
+    difference = float(np.max(np.abs(actual[name] - value), initial=0.0) / largest)
+    differences[name] = difference if np.isfinite(difference) else float('inf')
+  return differences
+
+
+def _refuse_dropout(model: Any) -> None:
+  import tensorflow as tf
+
+  with tf.Graph().as_default() as graph:
+    params, state = model.init(SEED)
+    nhwc = model.data_format == 'NHWC'
+    height, width, channels = model.image_shape
+    shape = (height, width, channels) if nhwc else (channels, height, width)
+    started = len(graph.get_operations())
+    images = tf.zeros((2, *shape), model.dtype)
+    rng = tf.compat.v1.placeholder(tf.int32, [2])
+    model.forward(params, state, images, training=True, rng=rng)
+    drops = any('StatelessRandom' in op.type for op in graph.get_operations()[started:])
+  if drops:
+    raise UsageError(
+      f'--model={model.name} has dropout, whose masks differ between towers, so that N devices are '
+      'not one: choose another, such as lenet or resnet20'
+    )
+
+
+if __name__ == '__main__':
+  sys.exit(main(sys.argv[1:]))
