@@ -13,7 +13,7 @@ from hpm.variable_mgr.allreduce import Lists
 
 __all__ = ['Collective', 'CrossReplica', 'nccl']
 
-_group_keys = itertools.count(1)
+_group_keys = itertools.count(1 << 20)  # tf.distribute counts its own from 1, in each strategy
 _instance_keys = itertools.count(1)
 
 # Graph -> device -> name of its last collective: devices issue theirs in one order, whichever
