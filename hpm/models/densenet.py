@@ -42,7 +42,8 @@ def densenet121(
 
   def network(b: Builder, images: tf.Tensor) -> tf.Tensor:
     x = b.conv('conv1', images, 2 * growth, 7, 2, 3)
-    x = b.max_pool(tf.nn.relu(b.batch_norm('bn1', x)), 3, 2, 1)
+    x = tf.nn.relu(b.batch_norm('bn1', x))
+    x = b.max_pool(b.pad(x, 1), 3, 2)  # zeros are as good as any border after ReLU
     for i, layers in enumerate(_LAYERS, 1):
       for j in range(layers):
         x = b.block(f'block{i}/layer{j + 1}', dense_layer, x, growth)

@@ -176,7 +176,7 @@ def resnet(
 
   def network(b: Builder, images: tf.Tensor) -> tf.Tensor:
     x = tf.nn.relu(conv_norm(b, '1', images, 64, 7, 2))
-    x = b.max_pool(x, 3, 2, 1)
+    x = b.max_pool(b.pad(x, 1), 3, 2)  # zeros are as good as any border after ReLU
     x = stages(b, x, block, 64, blocks, scale=zeros if zero_init else ones)
     return b.dense('logits', b.global_average_pool(x), num_classes, normal(0.01))
 
