@@ -46,7 +46,7 @@ def _problems(name, precision, data_format, **options):
   ]
 
 
-@pytest.mark.parametrize(('name', 'precision', 'data_format'), _cases())
+@pytest.mark.parametrize(('name', 'precision', 'data_format'), list(_cases()))
 def test_models_have_gpu_kernels(name, precision, data_format):
   assert _problems(name, precision, data_format) == []
 
