@@ -7,7 +7,6 @@ import pytest
 from benchmarks import parity
 import hpm
 from tests.parity import harness
-from tests.parity.test_batch_norm import normalized
 
 
 @pytest.fixture(scope='module')
@@ -34,7 +33,7 @@ def test_half_precision_shows_its_rounding(rows):
 def test_a_model_with_batch_norm_is_synchronised(cpu_devices):
   modes = [mode for mode in parity.MODES if mode.options.get('all_reduce_spec') == 'copy']
   rule = hpm.optimizers.create('momentum', 0.01)
-  rows = parity.compare(normalized(), cpu_devices[:2], 4, 4, rule, modes)
+  rows = parity.compare(harness.normalized(), cpu_devices[:2], 4, 4, rule, modes)
   assert [row['passed'] for row in rows] == [True]
 
 

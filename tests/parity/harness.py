@@ -20,6 +20,7 @@ __all__ = [
   'assert_replicas_equal',
   'create_manager',
   'create_step',
+  'normalized',
   'random_steps',
   'relative_error',
   'simulate',
@@ -87,6 +88,16 @@ def two_layers(dtype: str = 'float32') -> hpm.models.Model:
   return hpm.models.Model(
     network, name='two_layers', image_shape=(4, 4, 3), num_classes=5, dtype=dtype
   )
+
+
+def normalized() -> hpm.models.Model:
+  """The network of `simulation.normalized`: images of 4 x 4 x 3, 4 channels, 5 classes."""
+
+  def network(b, images):
+    x = tf.tanh(b.batch_norm('bn', b.conv('conv', images, 4, 1)))
+    return b.dense('logits', b.flatten(x), 5)
+
+  return hpm.models.Model(network, name='normalized', image_shape=(4, 4, 3), num_classes=5)
 
 
 def random_steps(

@@ -19,24 +19,14 @@ MANAGERS = [
 ]
 
 
-def normalized():
-  """The network of `simulation.normalized`: images of 4 x 4 x 3, 4 channels, 5 classes."""
-
-  def network(b, images):
-    x = tf.tanh(b.batch_norm('bn', b.conv('conv', images, 4, 1)))
-    return b.dense('logits', b.flatten(x), 5)
-
-  return hpm.models.Model(network, name='normalized', image_shape=(4, 4, 3), num_classes=5)
-
-
 def create(manager, devices, statistics, step_options=None, **options):
   created = hpm.variable_mgr.create(manager, devices, batch_norm_statistics=statistics, **options)
-  return harness.create_step(created, 'momentum', normalized(), **(step_options or {}))
+  return harness.create_step(created, 'momentum', harness.normalized(), **(step_options or {}))
 
 
 def expected(steps, statistics, **simulated):
   return simulation.train(
-    harness.start_values(normalized()),
+    harness.start_values(harness.normalized()),
     steps,
     harness.OPTIMIZERS['momentum'][1],
     network=simulation.normalized,

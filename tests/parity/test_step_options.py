@@ -191,8 +191,18 @@ def test_a_batch_that_does_not_part_evenly_is_refused(cpu_devices):
     step(harness.random_steps([[4, 4]])[0])
 
 
-@pytest.mark.parametrize('mode', harness.MODES)
-@pytest.mark.parametrize('finite', [True, False], ids=['to the end', 'num_steps'])
+@pytest.mark.parametrize(
+  ('mode', 'finite'),
+  [
+    *((mode, True) for mode in harness.MODES),
+    ('replicated_spread', False),
+    *(
+      pytest.param(mode, False, marks=pytest.mark.long)
+      for mode in harness.MODES
+      if mode != 'replicated_spread'
+    ),
+  ],
+)
 def test_steps_in_one_call_are_the_steps_one_by_one(mode, finite, cpu_devices):
   images, labels = harness.random_steps([[26]])[0][0]
   dataset = tf.data.Dataset.from_tensor_slices((images, labels))

@@ -51,7 +51,7 @@ import numpy as np, tensorflow as tf, hpm
 tf.config.threading.set_inter_op_parallelism_threads(1)
 tf.config.threading.set_intra_op_parallelism_threads(1)
 devices = hpm.devices.cpu(8)
-from tests.parity import harness, test_batch_norm
+from tests.parity import harness
 from tests.variable_mgr.test_deadlock import endless
 
 for spec, statistics in [
@@ -60,13 +60,14 @@ for spec, statistics in [
   manager = hpm.variable_mgr.create(
     'replicated', devices, all_reduce_spec=spec, batch_norm_statistics=statistics
   )
-  step = harness.create_step(manager, 'sgd', test_batch_norm.normalized())
+  step = harness.create_step(manager, 'sgd', harness.normalized())
   assert len(list(step.run(endless(), num_steps=20, steps_per_call=10))) == 20
 print('finished')
 """
 
 
-@pytest.mark.parametrize('threads', [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.long
+@pytest.mark.parametrize('threads', [1, 2])
 def test_one_thread_is_enough_for_eight_devices(threads):
   done = subprocess.run(
     [sys.executable, '-c', PROGRAM.replace('threads(1)', f'threads({threads})')],
@@ -82,7 +83,7 @@ FAULT = """
 import sys
 import numpy as np, tensorflow as tf, hpm
 devices = hpm.devices.cpu(8)
-from tests.parity import harness, test_batch_norm
+from tests.parity import harness
 from tests.variable_mgr.test_deadlock import endless
 
 def loss(labels, logits):
@@ -92,7 +93,7 @@ def loss(labels, logits):
 
 manager = hpm.variable_mgr.create('replicated', devices[:4], all_reduce_spec=sys.argv[1],
                                   batch_norm_statistics=sys.argv[2])
-step = harness.create_step(manager, 'sgd', test_batch_norm.normalized(), loss=loss)
+step = harness.create_step(manager, 'sgd', harness.normalized(), loss=loss)
 try:
   list(step.run(endless(), num_steps=10, steps_per_call=int(sys.argv[3])))
 except tf.errors.InvalidArgumentError as error:
