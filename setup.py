@@ -11,6 +11,8 @@ from setuptools import find_packages, setup
 
 # Photographs for `python -m hpm.pipelines sample` come from inside these packages.
 SAMPLE = ['scikit-image', 'scikit-learn', 'pillow']
+# To write indexed JPEGs and to read them fastest; without the last two TensorFlow reads them.
+INDEXED = ['pillow', 'simplejpeg', 'opencv-python-headless']
 
 setup(
   name='hpm',
@@ -54,6 +56,7 @@ setup(
     #   pip install --no-build-isolation nvidia-dali-tf-plugin-cuda120==2.4.0
     # Without the plugin, batches come into TensorFlow through Python.
     'dali': ['nvidia-dali-cuda120==2.4.0'],
+    'indexed': INDEXED,
     'report': ['matplotlib'],
     # To read `.pth` files, and to hold networks to torchvision's. TensorFlow and torchvision crash
     # in one process; the tests keep them apart, and take another Python, too (TORCH_PYTHON).
@@ -61,6 +64,7 @@ setup(
     'sample': SAMPLE,
     'test': [
       *SAMPLE,
+      *INDEXED,
       'pytest>=8',
       'hypothesis',
       'build',

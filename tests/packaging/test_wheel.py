@@ -91,7 +91,7 @@ def test_metadata_requires_the_full_tensorflow(metadata):
 
 
 def test_metadata_offers_the_documented_extras(metadata):
-  extras = {'gpu', 'dali', 'report', 'sample', 'test', 'torch'}
+  extras = {'gpu', 'dali', 'indexed', 'report', 'sample', 'test', 'torch'}
   assert set(metadata.get_all('Provides-Extra')) == extras
 
 
