@@ -262,6 +262,8 @@ def test_an_interrupt_ends_the_run_and_leaves_a_failed_result(tmp_path):
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
     text=True,
+    # A shell's background job, as these tests may be, ignores it, and so would all its children.
+    preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
   )
   while not STEP.fullmatch(process.stdout.readline().rstrip()):
     assert process.poll() is None
