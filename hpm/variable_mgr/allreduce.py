@@ -21,6 +21,8 @@ __all__ = [
   'AllReduce',
   'Copy',
   'HalfTransfer',
+  'Wrapper',
+  'check_place',
   'even',
   'flat',
   'half',
@@ -119,8 +121,7 @@ class Copy(Algorithm):
     self, devices: Sequence[str], sum_on: str = 'spread', transfer_dtype: str | None = None
   ):
     super().__init__(devices, transfer_dtype)
-    if sum_on not in ('cpu', 'spread', *devices):
-      raise UsageError(f'sum_on {sum_on!r}: use cpu or spread, or one of {", ".join(devices)}')
+    check_place('sum_on', sum_on, devices)
     self._places = {'cpu': (CPU,), 'spread': self._devices}.get(sum_on, (sum_on,))
 
   def _reduce(self, values, index):
@@ -128,30 +129,47 @@ class Copy(Algorithm):
     return self._everywhere(self._sum(values, self._devices, place), place)
 
 
-class HalfTransfer:
-  """Wraps an all-reduce so that float32 tensors travel, and are summed, in half precision.
+class Wrapper:
+  """Base of what changes the tensors before another all-reduce, and changes the sums back.
 
-  For all-reduces that know no `transfer_dtype` of their own: where the sum is formed inside an op,
-  as in `Collective`, it is formed in what travels. n additions then round n times.
+  A subclass says how in `_reduce`; on one device there is nothing to reduce, and nothing to change.
 
   Args:
     inner: the all-reduce.
     devices: its devices.
-    dtype: 'float16' or 'bfloat16'.
   """
 
-  def __init__(self, inner: AllReduce, devices: Sequence[str], dtype: str):
+  def __init__(self, inner: AllReduce, devices: Sequence[str]):
     self._inner = inner
     self._devices = tuple(devices)
-    self._dtype = half(dtype)
 
   @property
   def variables(self) -> list[tf.Variable]:
     return self._inner.variables
 
   def __call__(self, tensors: Lists) -> list[list[tf.Tensor]]:
-    if len(self._devices) == 1:
-      return self._inner(tensors)
+    return self._inner(tensors) if len(self._devices) == 1 else self._reduce(tensors)
+
+  def _reduce(self, tensors: Lists) -> list[list[tf.Tensor]]:
+    raise NotImplementedError
+
+
+class HalfTransfer(Wrapper):
+  """Wraps an all-reduce so that float32 tensors travel, and are summed, in half precision.
+
+  For all-reduces that know no `transfer_dtype` of their own: where the sum is formed inside an op,
+  as in `Collective`, it is formed in what travels. n additions then round n times.
+
+  Args:
+    inner, devices: as for `Wrapper`.
+    dtype: 'float16' or 'bfloat16'.
+  """
+
+  def __init__(self, inner: AllReduce, devices: Sequence[str], dtype: str):
+    super().__init__(inner, devices)
+    self._dtype = half(dtype)
+
+  def _reduce(self, tensors: Lists) -> list[list[tf.Tensor]]:
     dtypes = [t.dtype for t in tensors[0]]
     sent = [self._dtype if dtype == tf.float32 else dtype for dtype in dtypes]
     packed = [
@@ -166,6 +184,12 @@ class HalfTransfer:
   def _cast(self, device, values, dtypes):
     with tf.device(device):
       return [tf.cast(v, dtype) for v, dtype in zip(values, dtypes, strict=True)]
+
+
+def check_place(option: str, place: str, devices: Sequence[str]) -> None:
+  """UsageError unless `place` is cpu, spread (over the devices), or one of them."""
+  if place not in ('cpu', 'spread', *devices):
+    raise UsageError(f'{option} {place!r}: use cpu or spread, or one of {", ".join(devices)}')
 
 
 def half(name: str) -> tf.DType:

@@ -4,12 +4,12 @@ Tensors are taken in the order in which they are given. Managers give gradients 
 them, the last layer's first, so the first bucket is full, and on its way, while backprop goes on.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 from hpm.errors import UsageError
-from hpm.variable_mgr.allreduce import AllReduce, Lists, flat, joined, split
+from hpm.variable_mgr.allreduce import AllReduce, Lists, Wrapper, flat, joined, split
 
 __all__ = ['Aggregated', 'Repacked', 'pack', 'unpack']
 
@@ -32,35 +32,41 @@ def unpack(vector: tf.Tensor, shapes: Sequence[tf.TensorShape]) -> list[tf.Tenso
   ]
 
 
-class Repacked:
+class _ByDtype(Wrapper):
+  """What packs tensors: those of each dtype by themselves."""
+
+  def _reduce(self, tensors: Lists) -> list[list[tf.Tensor]]:
+    dtypes = [t.dtype for t in tensors[0]]
+    results: list[dict[int, tf.Tensor]] = [{} for _ in tensors]
+    for dtype in dict.fromkeys(dtypes):
+      own = [i for i, other in enumerate(dtypes) if other == dtype]
+      reduced = self._reduce_one_dtype([[values[i] for i in own] for values in tensors])
+      for result, values in zip(results, reduced, strict=True):
+        result.update(zip(own, values, strict=True))
+    return [[result[i] for i in range(len(dtypes))] for result in results]
+
+  def _reduce_one_dtype(self, tensors: Lists) -> list[list[tf.Tensor]]:
+    raise NotImplementedError
+
+
+class Repacked(_ByDtype):
   """Reduces all tensors as so many buckets of equal size.
 
   A tensor that doesn't fit into what is left of a bucket is cut, its rest opens the next one; so a
   bucket waits for its own tensors alone.
 
   Args:
-    inner: the all-reduce.
-    devices: its devices.
+    inner, devices: as for `Wrapper`.
     num_buckets: how many, for each dtype; the last takes what doesn't divide.
   """
 
   def __init__(self, inner: AllReduce, devices: Sequence[str], num_buckets: int):
     if num_buckets < 1:
       raise UsageError(f'gradient_repacking {num_buckets}: at least 1 bucket is needed')
-    self._inner = inner
-    self._devices = tuple(devices)
+    super().__init__(inner, devices)
     self._num_buckets = num_buckets
 
-  @property
-  def variables(self) -> list[tf.Variable]:
-    return self._inner.variables
-
-  def __call__(self, tensors: Lists) -> list[list[tf.Tensor]]:
-    if len(self._devices) == 1:
-      return self._inner(tensors)
-    return _by_dtype(tensors, self._reduce)
-
-  def _reduce(self, tensors: Lists) -> list[list[tf.Tensor]]:
+  def _reduce_one_dtype(self, tensors: Lists) -> list[list[tf.Tensor]]:
     shapes = [t.shape for t in tensors[0]]
     buckets, pieces = self._plan([shape.num_elements() for shape in shapes])
     packed = []
@@ -112,12 +118,11 @@ class Repacked:
     return counts, pieces
 
 
-class Aggregated:
+class Aggregated(_ByDtype):
   """Reduces runs of small tensors as one each, all others as they are.
 
   Args:
-    inner: the all-reduce.
-    devices: its devices.
+    inner, devices: as for `Wrapper`.
     max_bytes: a tensor up to this size is small.
     max_group: no more tensors than this in one.
   """
@@ -127,21 +132,11 @@ class Aggregated:
       raise UsageError(f'agg_small_grads_max_bytes {max_bytes}: at least 1 byte is needed')
     if max_group < 2:
       raise UsageError(f'agg_small_grads_max_group {max_group}: at least 2 tensors are needed')
-    self._inner = inner
-    self._devices = tuple(devices)
+    super().__init__(inner, devices)
     self._max_bytes = max_bytes
     self._max_group = max_group
 
-  @property
-  def variables(self) -> list[tf.Variable]:
-    return self._inner.variables
-
-  def __call__(self, tensors: Lists) -> list[list[tf.Tensor]]:
-    if len(self._devices) == 1:
-      return self._inner(tensors)
-    return _by_dtype(tensors, self._reduce)
-
-  def _reduce(self, tensors: Lists) -> list[list[tf.Tensor]]:
+  def _reduce_one_dtype(self, tensors: Lists) -> list[list[tf.Tensor]]:
     runs = self._runs(tensors[0])
     packed = []
     for values, device in zip(tensors, self._devices, strict=True):
@@ -170,19 +165,3 @@ class Aggregated:
         runs.append([i])
       open_run = small
     return runs
-
-
-def _by_dtype(
-  tensors: Lists, reduce: Callable[[Lists], list[list[tf.Tensor]]]
-) -> list[list[tf.Tensor]]:
-  """`reduce` for the tensors of each dtype by themselves."""
-  dtypes = [t.dtype for t in tensors[0]]
-  if len(set(dtypes)) <= 1:
-    return reduce(tensors) if dtypes else [[] for _ in tensors]
-  results: list[dict[int, tf.Tensor]] = [{} for _ in tensors]
-  for dtype in dict.fromkeys(dtypes):
-    own = [i for i, other in enumerate(dtypes) if other == dtype]
-    reduced = reduce([[values[i] for i in own] for values in tensors])
-    for result, values in zip(results, reduced, strict=True):
-      result.update(zip(own, values, strict=True))
-  return [[result[i] for i in range(len(dtypes))] for result in results]

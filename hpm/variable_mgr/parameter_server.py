@@ -6,7 +6,7 @@ import math
 import tensorflow as tf
 
 from hpm.devices import CPU
-from hpm.errors import UsageError
+from hpm.variable_mgr.allreduce import check_place
 from hpm.variable_mgr.base import Copy, Update, VariableManager
 from hpm.variable_mgr.staged import StagedVariables
 
@@ -47,10 +47,7 @@ class ParameterServer(VariableManager):
   ):
     super().__init__(devices, batch_norm_statistics)
     place = local_parameter_device
-    if place not in ('cpu', 'spread', *self.devices):
-      raise UsageError(
-        f'local_parameter_device {place!r}: use cpu or spread, or one of {", ".join(self.devices)}'
-      )
+    check_place('local_parameter_device', place, self.devices)
     self._spread = place == 'spread'
     self._place_of_all = {'cpu': CPU, 'spread': self.devices[0]}.get(place, place)
     self._staged = StagedVariables(self.devices) if staged_vars else None

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpm import variable_mgr
-from hpm.errors import UsageError
-from hpm.variable_mgr.allreduce import AllReduce, HalfTransfer
+from hpm.variable_mgr.allreduce import AllReduce, HalfTransfer, check_place
 from hpm.variable_mgr.base import Update, VariableManager
 from hpm.variable_mgr.packing import Aggregated, Repacked
 from hpm.variable_mgr.topology import Links
@@ -44,10 +43,7 @@ class Replicated(VariableManager):
   ):
     super().__init__(devices, batch_norm_statistics)
     place = local_parameter_device
-    if place not in ('cpu', 'spread', *self.devices):
-      raise UsageError(
-        f'local_parameter_device {place!r}: use cpu or spread, or one of {", ".join(self.devices)}'
-      )
+    check_place('local_parameter_device', place, self.devices)
     gradients: AllReduce
     state: AllReduce
     if isinstance(all_reduce_spec, str):
