@@ -11,10 +11,10 @@ from its op to its last use, elementwise ops in place where TensorFlow may do so
 takes for itself while it runs (convolution workspace) is not in the graph, and not in here.
 """
 
+import collections
 from collections.abc import Callable, Iterable, Sequence
 import dataclasses
 import math
-from typing import Any
 
 import tensorflow as tf
 
@@ -169,9 +169,10 @@ def plan(step: TrainStep, batch_size: int) -> Plan:
     raise UsageError(f'batch_size {batch_size}: at least 1 is needed')
   devices = [_canonical(device) for device in step.manager.devices]
   metrics = step.build([_batch(step, device, batch_size) for device in step.manager.devices])
+  operations = placement.ops_of(graph, metrics)
   calls = [
     op
-    for op in placement.ops_of(graph, metrics)
+    for op in operations
     if op.type in ('PartitionedCall', 'StatefulPartitionedCall')
     and placement.device_of(op) in devices
   ]
@@ -181,15 +182,14 @@ def plan(step: TrainStep, batch_size: int) -> Plan:
   params = step.model.param_specs
   gradients = body.outputs[: len(params)]
   tower_bytes = peak_bytes(body)
+  aggregation = _aggregation_bytes(operations, calls)
   images = math.prod(step.model.image_shape) * batch_size + 8 * batch_size
+  variables = _named(step)
+  places = {name: placement.device_of(v.handle.op) for name, v in variables.items()}
   plans = []
   for device in sorted({*devices, *(copy.destination for copy in copies)}, key=_order):
-    kept = {
-      name: variable
-      for name, variable in _named(step).items()
-      if placement.device_of(variable.handle.op) == device
-    }
-    slots = sum(_size(v) for name, v in kept.items() if '/slots/' in f'/{name}')
+    kept = {name: v for name, v in variables.items() if places[name] == device}
+    slots = sum(_size(v) for name, v in kept.items() if '/slots/' in name)
     plans.append(
       DevicePlan(
         device=device,
@@ -197,14 +197,14 @@ def plan(step: TrainStep, batch_size: int) -> Plan:
         slots=slots,
         batches=2 * images * devices.count(device),
         tower=tower_bytes * devices.count(device),
-        aggregation=_aggregation_bytes(graph, metrics, device, calls),
+        aggregation=aggregation.get(device, 0),
       )
     )
   waits = gradient_waits(body, gradients, sorted(params))  # as a nest is flattened
   return Plan(
     batch_size=batch_size,
     devices=plans,
-    variables={n: placement.device_of(v.handle.op) for n, v in _named(step).items()},
+    variables=places,
     towers=[placement.device_of(op) for op in calls],
     transfers=_transfers(copies, placement.collectives(graph, metrics)),
     waits=waits,
@@ -286,9 +286,10 @@ def peak_bytes(graph: tf.Graph) -> int:
     needed = sum(sizes[key] for key in made)
     if op.type in _IN_PLACE and made:
       reusable = {home.get(id(t), id(t)) for t in op.inputs} & ends
-      if any(sizes.get(key) == sizes[made[0]] for key in reusable):
-        live -= sizes[made[0]]  # the input's memory becomes the output's
-        sizes[next(key for key in reusable if sizes.get(key) == sizes[made[0]])] = 0
+      donor = next((key for key in reusable if sizes.get(key) == sizes[made[0]]), None)
+      if donor is not None:  # the input's memory becomes the output's
+        live -= sizes[donor]
+        sizes[donor] = 0
     live += needed
     peak = max(peak, live)
     live -= sum(sizes.get(key, 0) for key in ends)
@@ -350,21 +351,22 @@ def _ancestors(op: tf.Operation) -> set[tf.Operation]:
 
 
 def _aggregation_bytes(
-  graph: tf.Graph, fetches: Any, device: str, calls: Iterable[tf.Operation]
-) -> int:
-  """Bytes of gradients on a device once its tower is done: its own, those received, the sums."""
-  total = 0
+  operations: Iterable[tf.Operation], calls: Sequence[tf.Operation]
+) -> dict[str, int]:
+  """Device -> bytes of gradients once its tower is done: its own, those received, the sums."""
+  totals: dict[str, int] = collections.defaultdict(int)
   received = set()
-  for op in placement.ops_of(graph, fetches):
-    here = placement.device_of(op) == device
-    if here and (op in calls or op.type in _AGGREGATING):
-      total += sum(_bytes(tensor) for tensor in op.outputs)
+  towers = set(calls)
+  for op in operations:
+    device = placement.device_of(op)
+    if op in towers or op.type in _AGGREGATING:
+      totals[device] += sum(map(_bytes, op.outputs))
     for tensor in op.inputs:
       source = placement.device_of(tensor.op)
-      if here and source and source != device and tensor.ref() not in received:
-        received.add(tensor.ref())
-        total += 0 if tensor.dtype == tf.resource else _bytes(tensor)
-  return total
+      if source and source != device and (tensor.ref(), device) not in received:
+        received.add((tensor.ref(), device))
+        totals[device] += _bytes(tensor)
+  return totals
 
 
 def _transfers(
