@@ -31,6 +31,7 @@ from absl import flags
 import rich.console
 import rich.table
 
+from benchmarks import machine
 from hpm import models
 from hpm.errors import UsageError
 
@@ -231,13 +232,9 @@ def work(name: str, model: str, batch_size: int, image_size: int) -> None:
     wall, cpu = time.perf_counter(), time.process_time()
     run(int(line))
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    print(json.dumps({'wall_s': wall, 'cpu_s': cpu, 'peak_mib': _peak_mib()}), file=answers)
-
-
-def _peak_mib() -> float:
-  import resource
-
-  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(
+      json.dumps({'wall_s': wall, 'cpu_s': cpu, 'peak_mib': machine.peak_rss_mib()}), file=answers
+    )
 
 
 # The parent's side.
