@@ -401,7 +401,7 @@ def show(result: dict[str, Any]) -> None:
     title=f'{result["model"]}, training, batch {result["batch_size"]}, '
     f'{result["image_size"]} pixels'
   )
-  for column in ('', 'images/s', 'CPU s a step', 'peak MiB', 'hpm / this, CPU s', '95 %'):
+  for column in ('', 'images/s', 'CPU s a step', 'peak MiB', 'this / hpm, CPU s', '95 %'):
     table.add_column(column, justify='left' if not column else 'right')
   contenders = result['contenders']
   for label, figures in contenders.items():
