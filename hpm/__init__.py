@@ -11,6 +11,7 @@ from hpm import registry
 if TYPE_CHECKING:
   from hpm import (
     checkpoint,
+    cluster,
     devices,
     errors,
     losses,
@@ -31,6 +32,7 @@ __all__ = [
   'Metrics',
   'TrainStep',
   'checkpoint',
+  'cluster',
   'devices',
   'errors',
   'losses',
