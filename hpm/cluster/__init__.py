@@ -2,6 +2,11 @@
 
 Nothing here imports TensorFlow before it is used, so a cluster is checked, joined and watched
 while TensorFlow is still being loaded.
+
+  spec        who takes part, checked: `Cluster`
+  heartbeat   who is still alive: `Watch`
+  watchdog    what this process is doing: `Stages`
+  listening   ports, and who may reach them
 """
 
 from typing import TYPE_CHECKING
@@ -9,8 +14,19 @@ from typing import TYPE_CHECKING
 from hpm import registry
 
 if TYPE_CHECKING:
+  from hpm.cluster.heartbeat import Death, PeerError, Watch
   from hpm.cluster.spec import Cluster
+  from hpm.cluster.watchdog import Stages
 
-__all__ = ['Cluster']
+__all__ = ['Cluster', 'Death', 'PeerError', 'Stages', 'Watch']
 
-__getattr__ = registry.lazy(__name__, {'Cluster': 'hpm.cluster.spec:Cluster'})
+_HOMES = {
+  'Cluster': 'spec',
+  'Death': 'heartbeat',
+  'PeerError': 'heartbeat',
+  'Stages': 'watchdog',
+  'Watch': 'heartbeat',
+}
+__getattr__ = registry.lazy(
+  __name__, {name: f'hpm.cluster.{_HOMES[name]}:{name}' for name in __all__}
+)
