@@ -25,6 +25,7 @@ def lines(
   synthetic = options.data_dir is None
   facts = [
     ('TensorFlow', '.'.join(versions['tensorflow'].split('.')[:2])),
+    *flags.preset.facts(options),
     ('Model', options.model),
     ('Dataset', 'imagenet (synthetic)' if synthetic else f'{options.data_name} {options.data_dir}'),
     ('Mode', flags.mode.title(options)),

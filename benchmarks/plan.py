@@ -60,6 +60,10 @@ def show(options: Any) -> None:
     f'{options.model}, {options.batch_size} images on each of {count} {kind} '
     f'device{"s" if count > 1 else ""}, {options.variable_update}'
   )
+  for label, text in flags.preset.facts(options):
+    console.print(f'{label}: {text}', soft_wrap=True)
+  for line in flags.preset.left_out(options):
+    console.print(line, soft_wrap=True)
   console.print(_memory(plan))
   console.print(_transfers(plan))
   total = sum(wait.bytes for wait in plan.waits)

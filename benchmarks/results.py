@@ -116,6 +116,13 @@ FIELDS = {
   'checkpoint': Field('text', 'optional', 'the last one written'),
   'accuracy': Field('object', 'optional', '`top_1`, `top_5`, `loss`, `num_samples`'),
   'files': Field('object', 'optional', 'flag to path, of traces, profiles and graphs written'),
+  'published': Field(
+    'object',
+    'optional',
+    'the published row of the same model, batch and precision that is nearest: `name`, '
+    '`images_per_second` and `num_devices` there, `hardware`, `ratio_per_device` (this run over '
+    'it), `scaling` (there, over one device), `differs`',
+  ),
   'runs': Field(
     'objects',
     'optional',

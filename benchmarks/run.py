@@ -5,6 +5,7 @@
   python benchmarks/run.py --device=cpu --num_gpus=2 --model=trivial --result_json=run.json
   python benchmarks/run.py --dry_run --model=vgg16 --num_gpus=8 --batch_size=64
   python benchmarks/run.py --model=list
+  python benchmarks/run.py --preset=dgx1_p100/resnet50 --dry_run
 
 On real images, here a small set of photographs; with a checkpoint, and its accuracy. The same
 command again goes on where it was stopped:
@@ -33,11 +34,13 @@ if __package__ in (None, ''):  # python benchmarks/run.py: find the checkout, no
   sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from benchmarks import (
+  comparison,
   flags,
   header,
   loop,
   machine,
   plan,
+  presets,
   process,
   profiling,
   results,
@@ -64,6 +67,10 @@ def main(arguments: Sequence[str]) -> int:
       for line in flags.model.table():
         say(line)
       return 0
+    if options.preset == flags.preset.LIST:
+      for line in presets.table():
+        say(line)
+      return 0
     if options.dry_run:
       process.set_environment(flags.runtime.environment(options, dict(os.environ)))
       plan.show(options)
@@ -74,6 +81,7 @@ def main(arguments: Sequence[str]) -> int:
         runs.repeated(arguments, options.num_runs, record, stop)
       else:
         benchmark(options, record, stop)
+      note_published(options, record)
     say(closing(options, record))
   except Finished as finished:
     say(f'Nothing to do: {finished}')
@@ -83,6 +91,8 @@ def main(arguments: Sequence[str]) -> int:
   except BrokenPipeError:  # nobody reads on, as in `run.py | head`
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1
+  except runs.Refused:  # which the run itself has explained
+    return 2
   except (UsageError, DataError, loop.RunError, OSError) as error:
     print(f'error: {error}', file=sys.stderr)
     return 2 if isinstance(error, UsageError) else 1
@@ -96,7 +106,10 @@ def benchmark(options: flags.Options, record: dict[str, Any], stop: list[int]) -
   """Devices, parts, header, loop; what is learned on the way goes into `record`."""
   started = time.perf_counter()
   process.set_environment(flags.runtime.environment(options, dict(os.environ)))
-  devices = process.devices(options.device, options.num_gpus)
+  try:
+    devices = process.devices(options.device, options.num_gpus)
+  except UsageError as error:
+    raise flags.preset.without_devices(options, error) from None
   flags.complete(options, devices)
 
   model = create_model(options)
@@ -273,6 +286,19 @@ def note_skipped(record: dict[str, Any], pipeline: hpm.pipelines.Pipeline) -> No
   if skipped:
     record['skipped_records'] = [{'what': s.what, 'times': s.times} for s in skipped]
     say(f'Skipped: {len(skipped)} bad records, the last one {skipped[-1].what}')
+
+
+def note_published(options: flags.Options, record: dict[str, Any]) -> None:
+  """Puts into `record`, and says, what the run is beside the nearest published row."""
+  if record['mode'] != 'training' or 'images_per_second' not in record:
+    return
+  values = record['flags'] if options.num_runs > 1 else options.values()
+  devices = record['devices']
+  found = comparison.compare(values, len(devices), record['images_per_second'])
+  if found is not None:
+    record['published'] = found
+    names = dict.fromkeys(record['machine']['gpus']) or [f'{values["device"].upper()} devices']
+    say(comparison.line(found, ', '.join(names)))
 
 
 def begin(arguments: Sequence[str], options: flags.Options) -> dict[str, Any]:

@@ -17,9 +17,9 @@ from typing import Any
 from benchmarks import loop, results, speed
 from benchmarks.loop import say
 from benchmarks.saving import Stopped
-from hpm.errors import DataError
+from hpm.errors import DataError, UsageError
 
-__all__ = ['combined', 'repeated']
+__all__ = ['Refused', 'combined', 'repeated']
 
 # Of the last run, which stand for all; the rest is combined.
 _COMMON = (
@@ -36,6 +36,10 @@ _COMMON = (
 )
 
 
+class Refused(UsageError):
+  """A run found that its flags can't work on these devices, and has said so itself."""
+
+
 def repeated(
   arguments: Sequence[str], num_runs: int, record: dict[str, Any], stop: Sequence[int] = ()
 ) -> None:
@@ -48,6 +52,7 @@ def repeated(
     stop: not empty as soon as no further run may start (see `process.terminations`).
 
   Raises:
+    Refused: these devices can't do what the flags ask for.
     loop.RunError: a run failed; those before it are measurements of nothing.
     Stopped: a run was told to stop, or this process between two of them.
   """
@@ -65,6 +70,8 @@ def repeated(
         raise loop.RunError(f'run {number} of {num_runs} ended with code {code}') from error
       if result['status'] == 'stopped':
         raise Stopped(f'run {number} of {num_runs}: {result["reason"]}')
+      if code == 2:
+        raise Refused(result['reason'].removeprefix('UsageError: '))
       if result['status'] != 'ok':
         raise loop.RunError(f'run {number} of {num_runs}: {result["reason"]}')
       done.append(result)
@@ -135,7 +142,7 @@ def _run(arguments: Sequence[str]) -> int:
     before = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
     try:
       for line in child.stdout or ():
-        if not line.startswith('Result: '):  # of a file that won't stay
+        if not line.startswith(('Result: ', 'Published: ')):  # the one of a file that won't stay
           say(line.rstrip('\n'))
       return child.wait()
     except BaseException:  # an interrupt: on a terminal the child has got it too

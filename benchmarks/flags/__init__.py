@@ -28,6 +28,7 @@ from benchmarks.flags import (
   optimizer,
   output,
   predecessor,
+  preset,
   profile,
   runtime,
   schedule,
@@ -39,8 +40,9 @@ from hpm.errors import UsageError
 
 __all__ = ['CONCERNS', 'Options', 'complete', 'help_text', 'next_command', 'parse']
 
-# In the order of --help, in which they are also checked and completed.
+# In the order of --help, in which they are also checked and completed; a preset sets the others.
 CONCERNS = (
+  preset,
   model,
   devices,
   compute,

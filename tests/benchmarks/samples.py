@@ -1,6 +1,7 @@
 """A sample of every flag of the driver: arguments that are valid by themselves."""
 
 SAMPLES: dict[str, list[str]] = {
+  'preset': ['--preset=gce_k80/resnet50'],
   'model': ['--model=lenet'],
   'batch_size': ['--batch_size=4'],
   'device': ['--device=gpu'],

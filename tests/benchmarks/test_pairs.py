@@ -62,7 +62,7 @@ REFUSED = {
     *PROFILES,
     *STEPS,
     *LINES,
-    *{'forward_only', 'dry_run', 'data_name', 'local_parameter_device'},
+    *{'forward_only', 'dry_run', 'data_name', 'local_parameter_device', 'preset'},
   },
   'forward_only': {
     *UPDATES,
@@ -77,8 +77,8 @@ REFUSED = {
   'parameter_server': REDUCTION,
   'cpu': {*GPU_KNOBS, 'data_format', 'use_nccl'},
   'fp16': set(),
-  'train_dir': {'forward_only', 'dry_run', 'num_runs'},
-  'steps_per_call': {'eval'},
+  'train_dir': {'forward_only', 'dry_run', 'num_runs', 'preset'},
+  'steps_per_call': {'eval', 'preset'},
   'accumulate': {'eval', 'forward_only', 'batch_norm_statistics'},
   'xla': {'batch_norm_statistics'},
   'cosine': {
