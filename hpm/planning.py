@@ -43,6 +43,7 @@ _VIEWS = {
   'PreventGradient',
   'ReadVariableOp',
   'CheckNumerics',
+  'EnsureShape',
 }
 # What gradients are summed and packed by.
 _AGGREGATING = {'AddN', 'AddV2', 'CollectiveReduceV2', 'ConcatV2', 'NcclAllReduce'}

@@ -19,6 +19,7 @@ from hpm.pipelines.normalization import normalize
 from hpm.precision import DynamicLossScale
 from hpm.staging import Batch, StagedLoop
 from hpm.variable_mgr.base import TowerResult, VariableManager
+from hpm.variable_mgr.sums import of_scalars
 from hpm.variable_mgr.transform import Mean
 
 __all__ = ['EvalMetrics', 'EvalStep', 'Metrics', 'TrainStep', 'is_kernel']
@@ -253,7 +254,7 @@ class TrainStep:
     )
     with tf.device(manager.home):
       num_samples = tf.add_n([tower.num_samples for tower in towers])
-      total = {name: tf.add_n([of_tower[name] for of_tower in sums]) for name in sums[0]}
+      total = {name: of_scalars([of_tower[name] for of_tower in sums]) for name in sums[0]}
       loss = total['loss'] / tf.cast(tf.maximum(num_samples, 1), tf.float32)
       if penalty is not None:
         loss += penalty
@@ -472,7 +473,7 @@ class EvalStep:
         sums.append(self._tower(params, state, images, labels))
       counts.append(_num_samples(images, device, manager.home))
     with tf.device(manager.home):
-      loss, top_1, top_5 = (tf.add_n(list(values)) for values in zip(*sums, strict=True))
+      loss, top_1, top_5 = (of_scalars(values) for values in zip(*sums, strict=True))
       return EvalMetrics(loss, top_1, top_5, tf.add_n(counts))
 
   def _build_tower(self, params, state, images, labels):

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from hpm.devices import CPU
 from hpm.errors import UsageError
+from hpm.variable_mgr import sums
 
 __all__ = [
   'Algorithm',
@@ -65,11 +66,11 @@ class Algorithm:
   def __call__(self, tensors: Lists) -> list[list[tf.Tensor]]:
     if len(self._devices) == 1:
       return [list(values) for values in tensors]
-    sums: list[list[tf.Tensor]] = [[] for _ in self._devices]
+    results: list[list[tf.Tensor]] = [[] for _ in self._devices]
     for index, values in enumerate(zip(*tensors, strict=True)):
-      for result, value in zip(sums, self._reduce(values, index), strict=True):
+      for result, value in zip(results, self._reduce(values, index), strict=True):
         result.append(value)
-    return sums
+    return results
 
   def _reduce(self, values: Sequence[tf.Tensor], index: int) -> list[tf.Tensor]:
     """The sum of one value a device, on each device; `index` counts the tensors of a call."""
@@ -98,7 +99,7 @@ class Algorithm:
   def _sum(self, values: Sequence[tf.Tensor], sources: Sequence[str], place: str) -> tf.Tensor:
     arrived = [self._send(v, source, place) for v, source in zip(values, sources, strict=True)]
     with tf.device(place):
-      return tf.add_n(arrived)
+      return sums.in_order(arrived)
 
   def _everywhere(self, value: tf.Tensor, source: str) -> list[tf.Tensor]:
     """A finished sum, copied from `source` to all devices: the same bits on each."""

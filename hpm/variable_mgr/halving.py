@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from hpm.variable_mgr import sums
 from hpm.variable_mgr.allreduce import Algorithm, flat, joined, split
 
 __all__ = ['HalvingDoubling']
@@ -62,7 +63,7 @@ class HalvingDoubling(Algorithm):
   def _added(self, own: tf.Tensor, other: tf.Tensor, source: int, here: int) -> tf.Tensor:
     arrived = self._send(other, self._devices[source], self._devices[here])
     with tf.device(self._devices[here]):
-      return own + arrived
+      return sums.add(own, arrived)
 
   def _joined_with(self, own: tf.Tensor, other: tf.Tensor, i: int, distance: int) -> tf.Tensor:
     parts = [other, own] if i & distance else [own, other]

@@ -6,6 +6,7 @@ import math
 import tensorflow as tf
 
 from hpm.devices import CPU
+from hpm.variable_mgr import sums
 from hpm.variable_mgr.allreduce import check_place
 from hpm.variable_mgr.base import Copy, Update, VariableManager
 from hpm.variable_mgr.staged import StagedVariables
@@ -69,7 +70,7 @@ class ParameterServer(VariableManager):
     gradients = {}
     for name in copy.params:
       with tf.device(copy.places[name]):
-        gradients[name] = tf.add_n([tower.gradients[name] for tower in towers])
+        gradients[name] = sums.in_order([tower.gradients[name] for tower in towers])
     places = copy.places.values()
     samples = self._num_samples(towers)
     scalars = self._scalars(gradients, copy, samples, transform, optimizer, step, places)
@@ -77,7 +78,7 @@ class ParameterServer(VariableManager):
 
     def reduce(packed):
       with tf.device(home):
-        return [[tf.add_n(values) for values in zip(*packed, strict=True)]]
+        return [[sums.in_order(values) for values in zip(*packed, strict=True)]]
 
     (state,) = self._new_states(towers, [home], reduce)
     # What towers have read anyway, before the update; for the next step if variables are staged.

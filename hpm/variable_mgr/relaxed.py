@@ -5,6 +5,7 @@ import dataclasses
 import tensorflow as tf
 
 from hpm.errors import UsageError
+from hpm.variable_mgr import sums
 from hpm.variable_mgr.base import TowerResult, Update, VariableManager
 
 __all__ = ['Relaxed']
@@ -99,7 +100,7 @@ class Relaxed(VariableManager):
       for name in self._gradients[0]:
         parts = [self._value(gradients[name]) for gradients in self._gradients]
         with tf.device(self.home):
-          values[_PREFIX + name] = tf.add_n(parts)
+          values[_PREFIX + name] = sums.in_order(parts)
       parts = [self._value(variable) for variable in self._num_samples_of]
       with tf.device(self.home):
         values[_SAMPLES] = tf.add_n(parts)

@@ -9,6 +9,7 @@ import itertools
 
 import tensorflow as tf
 
+from hpm.variable_mgr import sums
 from hpm.variable_mgr.allreduce import Algorithm, even, flat, joined, split
 
 __all__ = ['Ring']
@@ -42,11 +43,11 @@ class Ring(Algorithm):
       split(flat(value, device), sizes, device)
       for value, device in zip(values, self._devices, strict=True)
     ]
-    sums: list[list] = [[] for _ in self._devices]
+    results: list[list] = [[] for _ in self._devices]
     for piece, parts in enumerate(zip(*cut, strict=True)):
-      for result, part in zip(sums, self._round(parts, index + piece), strict=True):
+      for result, part in zip(results, self._round(parts, index + piece), strict=True):
         result.append(part)
-    return [joined(p, shape, device) for p, device in zip(sums, self._devices, strict=True)]
+    return [joined(p, shape, device) for p, device in zip(results, self._devices, strict=True)]
 
   def _round(self, parts: Sequence[tf.Tensor], start: int) -> list[tf.Tensor]:
     """Sums one piece from device `start` round to the one before it, then hands it round."""
@@ -56,7 +57,7 @@ class Ring(Algorithm):
     for before, here in itertools.pairwise(order):
       arrived = self._send(total, self._devices[before], self._devices[here])
       with tf.device(self._devices[here]):
-        total = arrived + parts[here]
+        total = sums.add(arrived, parts[here])
     last = self._devices[order[-1]]
     packed = self._pack(total, last)
     results = {order[-1]: self._unpack(packed, total.dtype, last)}

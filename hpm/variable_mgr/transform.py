@@ -7,6 +7,7 @@ from typing import Protocol
 import tensorflow as tf
 
 from hpm.errors import UsageError
+from hpm.variable_mgr import sums
 
 __all__ = ['Mean', 'Transform']
 
@@ -113,4 +114,4 @@ class Mean:
 def total(statistics: Sequence[tf.Tensor | None]) -> tf.Tensor | None:
   """The sum of what a transform's `statistic` gave; None if it gave none."""
   given = [statistic for statistic in statistics if statistic is not None]
-  return tf.add_n(given) if given else None
+  return sums.of_scalars(given) if given else None

@@ -150,7 +150,8 @@ def faults(
     built: the step.
     places: name of each variable of the model, slots included -> device; what it must be.
     table: what `moved` must give; None leaves it unchecked.
-    sums: bytes of each parameter -> device of the sum of its gradients, None likewise.
+    sums: bytes of each parameter -> device of the sum of its gradients (which ensures a shape, see
+      `hpm.variable_mgr.sums`), None likewise.
   """
   graph, metrics = built.graph, built.metrics
   devices = [tf.DeviceSpec.from_string(d).to_string() for d in built.step.manager.devices]
@@ -183,7 +184,7 @@ def faults(
     added = {
       op.outputs[0].shape.num_elements() * 4: op.device
       for op in ops
-      if op.type == 'AddN' and op.outputs[0].shape.rank
+      if op.type == 'EnsureShape' and op.outputs[0].shape.rank
     }
     if added != sums:
       found.append(f'sums on {added}')
