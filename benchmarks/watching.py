@@ -1,0 +1,129 @@
+"""What the death of another task means to this process: an end with one line, or a notice.
+
+A synchronous training can't go on without any of its tasks, an asynchronous one without its chief
+and its parameter servers. The main thread may be blocked in a step that will never end; so the line
+is printed, and the process ended, by the thread that watches.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+import contextlib
+import os
+import sys
+import threading
+import time
+
+from benchmarks.loop import say
+from hpm.cluster.heartbeat import Death, PeerError, Watch
+from hpm.cluster.spec import Cluster
+from hpm.cluster.watchdog import Stages
+
+__all__ = ['EXIT_CODE', 'GRACE_S', 'Guard', 'watched']
+
+EXIT_CODE = 3  # of a process that ends because another task has died
+GRACE_S = 2.0  # for the main thread to end by itself
+_EXPLAINED_S = 5.0  # for the heartbeat to name who caused an error in TensorFlow
+
+
+class Guard:
+  """Called with each death; ends this process after those that it can't survive.
+
+  Args:
+    cluster: whose tasks die.
+    synchronous: whether every worker is needed.
+    stages: what this process is doing, for the line.
+    last_words: called with the line right before the process is ended from outside the main thread,
+      which then has not ended by itself; to write down what became of it.
+    grace_s: how long the main thread has.
+    end: ends the process with a code, whatever its threads are doing.
+  """
+
+  def __init__(
+    self,
+    cluster: Cluster,
+    *,
+    synchronous: bool,
+    stages: Stages,
+    last_words: Callable[[str], None] = lambda line: None,
+    grace_s: float = GRACE_S,
+    end: Callable[[int], object] = os._exit,
+  ):
+    self._cluster, self._synchronous, self._stages = cluster, synchronous, stages
+    self._last_words, self._grace_s, self._end = last_words, grace_s, end
+    self._fatal: Death | None = None
+
+  def __call__(self, death: Death) -> None:
+    """What `Watch` calls, in its own thread."""
+    if self._fatal is not None:
+      return
+    if self.survives(death):
+      say(f'Notice: {death}: asynchronous training goes on without it')
+      return
+    line = f'{death}; {self._cluster.task} waited in {self._stages.what()}'
+    self._fatal = death
+    print(f'error: {line}', file=sys.stderr, flush=True)
+    threading.Thread(target=self._end_later, args=[line], daemon=True).start()
+
+  def survives(self, death: Death) -> bool:
+    """Whether this training goes on without that task."""
+    needed = death.task == self._cluster.tasks[0] or death.task.startswith('ps:')
+    came = death.kind not in ('absent', 'refused')
+    return came and not needed and not self._synchronous
+
+  def check(self) -> None:
+    """For the main thread, between two steps: PeerError once this process has to end."""
+    if self._fatal is not None:
+      raise PeerError(self._fatal)
+
+  @contextlib.contextmanager
+  def explaining(self, *kinds: type[BaseException]) -> Iterator[None]:
+    """Turns an exception of these kinds into PeerError if a dead task explains it.
+
+    TensorFlow may see a connection break a moment before the heartbeat names who has died.
+    """
+    try:
+      yield
+    except kinds:
+      until = time.monotonic() + _EXPLAINED_S
+      while self._fatal is None and time.monotonic() < until:
+        time.sleep(0.05)
+      self.check()
+      raise
+
+  def _end_later(self, line: str) -> None:
+    time.sleep(self._grace_s)
+    try:
+      self._last_words(line)
+    finally:
+      self._end(EXIT_CODE)
+
+
+@contextlib.contextmanager
+def watched(
+  guard: Guard,
+  cluster: Cluster,
+  stages: Stages,
+  *,
+  shared: Mapping[str, str],
+  timeout_s: float,
+  startup_timeout_s: float,
+) -> Iterator[Watch]:
+  """Watches the cluster while it lasts, and waits for all tasks to come at its start.
+
+  Args:
+    guard: decides on each death.
+    cluster, stages: as for `Guard`.
+    shared, timeout_s, startup_timeout_s: as for `hpm.cluster.Watch`.
+
+  Raises:
+    UsageError, PeerError: as `Watch` does; the line of a PeerError has been printed.
+  """
+  with Watch(
+    cluster,
+    on_death=guard,
+    what=stages.what,
+    shared=shared,
+    timeout_s=timeout_s,
+    startup_timeout_s=startup_timeout_s,
+  ) as watch:
+    watch.wait_for_all()
+    yield watch
