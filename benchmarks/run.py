@@ -15,7 +15,7 @@ command again goes on where it was stopped:
   python benchmarks/run.py --data_dir=/tmp/sample --train_dir=/tmp/train --eval
 
 Exit code: 0 done; 1 the run failed (data, a loss that isn't finite); 2 flags that can't work;
-130 interrupted; 143 stopped by SIGTERM, after a checkpoint.
+3 another task of the cluster died; 130 interrupted; 143 stopped by SIGTERM, after a checkpoint.
 """
 
 from __future__ import annotations  # hpm.TrainStep in a signature would import TensorFlow
@@ -37,6 +37,7 @@ from benchmarks import (
   comparison,
   flags,
   header,
+  local_cluster,
   loop,
   machine,
   plan,
@@ -75,6 +76,8 @@ def main(arguments: Sequence[str]) -> int:
       process.set_environment(flags.runtime.environment(options, dict(os.environ)))
       plan.show(options)
       return 0
+    if options.local_cluster:
+      return local_cluster.run(arguments, options)
     record = begin(arguments, options)
     with recorded(options, record), process.terminations() as stop:
       if options.num_runs > 1:

@@ -19,6 +19,7 @@ from typing import Any
 from absl import flags as absl_flags
 
 from benchmarks.flags import (
+  cluster,
   compute,
   data,
   devices,
@@ -56,6 +57,7 @@ CONCERNS = (
   output,
   profile,
   runtime,
+  cluster,
 )
 
 _HELP = {'--help', '-h', '-help', '--h', '-?', '--helpfull', '--helpshort', '--help=true'}

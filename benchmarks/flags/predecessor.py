@@ -83,6 +83,11 @@ ACCEPTED = {
   'trace_file': 'three warm-up steps, always a Chrome trace',
   'tfprof_file': 'three warm-up steps, a text table',
   'graph_file': '',
+  'job_name': 'worker or ps; there is no controller',
+  'ps_hosts': 'ranges as in node[0-7]:2222 are expanded',
+  'worker_hosts': 'ranges as in node[0-7]:2222 are expanded',
+  'task_index': 'no default',
+  'cross_replica_sync': 'one exact synchronous update a step; false for parameter_server alone',
 }
 
 _LATER = 'is not here yet'
@@ -136,13 +141,8 @@ ANSWERS = {
   # Variable management, all-reduce
   'allreduce_merge_scope': 'does not exist: merging is asked for by packing, not by name scopes',
   # Distributed
-  'job_name': f'{_LATER}: a run is one process',
-  'ps_hosts': f'{_LATER}: a run is one process',
-  'worker_hosts': f'{_LATER}: a run is one process',
-  'controller_host': f'{_LATER}: a run is one process',
-  'task_index': f'{_LATER}: a run is one process',
-  'server_protocol': f'{_LATER}: a run is one process',
-  'cross_replica_sync': f'{_LATER}: every step is synchronous',
+  'controller_host': 'does not exist: the workers of collective_all_reduce are all alike',
+  'server_protocol': 'does not exist: gRPC is the only one left in TensorFlow 2',
   'use_python32_barrier': 'does not exist: it belonged to the queues that came before tf.data',
   'horovod_device': 'does not exist: --variable_update=replicated reduces without Horovod',
   # Input pipeline

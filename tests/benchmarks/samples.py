@@ -1,5 +1,18 @@
 """A sample of every flag of the driver: arguments that are valid by themselves."""
 
+CLUSTER = [
+  '--variable_update=parameter_server',
+  *('--worker_hosts=a:2222,b:2222', '--ps_hosts=a:2223', '--task_index=1'),
+]
+# Of a task in a Slurm step: `SLURM` is valid there alone.
+STEP = {
+  'SLURM_STEP_NODELIST': 'node[1-2]',
+  'SLURM_STEP_TASKS_PER_NODE': '2(x2)',
+  'SLURM_NODEID': '0',
+  'SLURM_LOCALID': '0',
+}
+SLURM = ['--variable_update=parameter_server', '--cluster_resolver=slurm', '--num_ps=2']
+
 SAMPLES: dict[str, list[str]] = {
   'preset': ['--preset=gce_k80/resnet50'],
   'model': ['--model=lenet'],
@@ -96,4 +109,16 @@ SAMPLES: dict[str, list[str]] = {
   'batchnorm_persistent': ['--batchnorm_persistent=false'],
   'sync_on_finish': ['--sync_on_finish'],
   'datasets_num_private_threads': ['--datasets_num_private_threads=2'],
+  'job_name': [*CLUSTER, '--job_name=worker'],
+  'task_index': CLUSTER,
+  'worker_hosts': CLUSTER,
+  'ps_hosts': CLUSTER,
+  'cross_replica_sync': [*CLUSTER, '--cross_replica_sync=false'],
+  'cluster_resolver': [*SLURM],
+  'num_ps': [*SLURM],
+  'cluster_port': [*SLURM, '--cluster_port=3333'],
+  'local_cluster': ['--variable_update=parameter_server', '--local_cluster=workers:2,ps:1'],
+  'heartbeat_port': [*CLUSTER, '--heartbeat_port=4444'],
+  'heartbeat_timeout_s': [*CLUSTER, '--heartbeat_timeout_s=20'],
+  'cluster_timeout_s': [*CLUSTER, '--cluster_timeout_s=20'],
 }

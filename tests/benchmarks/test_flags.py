@@ -5,6 +5,7 @@ import pytest
 
 from benchmarks import flags
 from hpm.errors import DataError, UsageError
+from tests.benchmarks.samples import STEP
 
 CPUS = ('/CPU:0', '/CPU:1')
 GPUS = ('/GPU:0', '/GPU:1')
@@ -16,6 +17,7 @@ def completed(*arguments: str, devices=CPUS) -> flags.Options:
   return options
 
 
+PS = '--variable_update=parameter_server'
 REFUSED = {
   # unknown names, with the nearest
   '--modle=lenet': 'did you mean --model',
@@ -178,6 +180,36 @@ REFUSED = {
   '--num_intra_threads=-1': '0 or more',
   '--autotune_threshold=0': '1 or more',
   '--datasets_num_private_threads=0': '1 or more',
+  # clusters
+  '--task_index=0': '--task_index=0 is about a cluster: give --worker_hosts',
+  '--job_name=ps': '--job_name=ps is about a cluster: give --worker_hosts',
+  '--worker_hosts=a:1': 'which of them is this process? Give --task_index',
+  f'{PS} --worker_hosts=a:1 --ps_hosts=b:1 --task_index=1': "no task 1 of job 'worker'",
+  f'{PS} --worker_hosts=a:1 --ps_hosts=a:1 --task_index=0': 'the address of both',
+  f'{PS} --worker_hosts=a:1,b --ps_hosts=c:1 --task_index=0': "'b' of worker:1 is no address",
+  f'{PS} --worker_hosts=a:1 --ps_hosts=c:1 --task_index=0 --job_name=psx': "unknown job 'psx'",
+  f'{PS} --worker_hosts=n[2-1]:1 --task_index=0': 'is no range',
+  f'{PS} --worker_hosts=a:1 --task_index=0': 'keeps its variables on parameter servers',
+  f'{PS} --worker_hosts=a:1 --ps_hosts=b:1 --task_index=0 --heartbeat_port=1': (
+    '--heartbeat_port=1: heartbeat port 1 is that of worker:0'
+  ),
+  f'{PS} --worker_hosts=a:1 --ps_hosts=b:1 --task_index=0 --heartbeat_timeout_s=0': 'above 0',
+  f'{PS} --worker_hosts=a:1 --ps_hosts=b:1 --task_index=0 --cluster_timeout_s=-1': 'above 0',
+  '--worker_hosts=a:1 --task_index=0': '--variable_update=replicated trains in one process',
+  '--local_cluster=workers:2,ps:1': '--variable_update=replicated trains in one process',
+  f'{PS} --local_cluster=workers:2': 'such as workers:2,ps:1',
+  f'{PS} --local_cluster=2': 'workers:N or workers:N,ps:M is needed',
+  f'{PS} --local_cluster=workers:0,ps:1': 'workers:N or workers:N,ps:M is needed',
+  f'{PS} --local_cluster=workers:2,ps:1 --task_index=1': 'which chooses hosts and ports',
+  f'{PS} --local_cluster=workers:2,ps:1 --device=gpu': 'add --num_gpus',
+  f'{PS} --local_cluster=workers:2,ps:1 --num_runs=2': 'is for one process',
+  f'{PS} --cross_replica_sync=false': 'this one trains alone',
+  '--heartbeat_timeout_s=5': 'this process trains alone',
+  '--num_ps=1': 'is about --cluster_resolver=slurm',
+  '--cluster_resolver=slrm': 'did you mean slurm',
+  f'{PS} --cluster_resolver=slurm': 'is not set, so this is no task of a Slurm step',
+  f'{PS} --cluster_resolver=tf_config': 'TF_CONFIG is not set',
+  '--controller_host=a:1': 'are all alike',
 }
 
 
@@ -437,3 +469,60 @@ def test_the_next_commands_lead_through_all_managers_to_a_larger_batch():
     options = completed(*flags.next_command(options))
     seen.append((options.variable_update, options.batch_size))
   assert seen == [('parameter_server', 2), ('independent', 2), ('replicated', 4)]
+
+
+def cluster_of(*arguments: str, **environment: str):
+  options = flags.parse(['--variable_update=parameter_server', *arguments])
+  return flags.cluster.cluster(options, environment)
+
+
+def test_a_cluster_by_flags():
+  found = cluster_of(
+    '--worker_hosts=n[1-2]:2222', '--ps_hosts=n1:2223', '--job_name=ps', '--task_index=0'
+  )
+  assert (found.task, found.address) == ('ps:0', 'n1:2223')
+  assert found.worker_hosts == ('n1:2222', 'n2:2222')
+  assert str(found.heartbeat_address) == 'n1:3222'
+  assert cluster_of() is None
+
+
+def test_a_cluster_by_the_environment(monkeypatch):
+  text = '{"cluster": {"worker": ["a:1", "b:1"], "ps": ["c:1"]}, "task": {"type": "ps"}}'
+  monkeypatch.setenv('TF_CONFIG', text)
+  assert cluster_of(TF_CONFIG=text).task == 'ps:0'
+  same = ['--worker_hosts=a:1,b:1', '--ps_hosts=c:1', '--job_name=ps', '--task_index=0']
+  assert cluster_of(*same, '--heartbeat_port=9', TF_CONFIG=text).heartbeat_address.port == 9
+  other = [*same[:-1], '--worker_hosts=a:1,d:1', '--task_index=0']
+  with pytest.raises(UsageError) as refused:
+    cluster_of(*other)
+  assert str(refused.value) == (
+    'the flags make this ps:0 of workers a:1,d:1 and ps c:1, but TF_CONFIG makes it ps:0 of '
+    'workers a:1,b:1 and ps c:1: drop one of them'
+  )
+  with pytest.raises(UsageError, match='TF_CONFIG makes this process a task of one'):
+    flags.parse(['--variable_update=parameter_server', '--local_cluster=workers:1,ps:1'])
+
+
+def test_a_lone_worker_in_tf_config_trains_alone(monkeypatch):
+  text = '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}'
+  monkeypatch.setenv('TF_CONFIG', text)
+  assert flags.cluster.cluster(flags.parse([])) is None
+
+
+def test_a_slurm_step_that_contradicts_the_flags_is_refused(monkeypatch):
+  for name, value in STEP.items():
+    monkeypatch.setenv(name, value)
+  slurm = ['--variable_update=parameter_server', '--cluster_resolver=slurm', '--num_ps=2']
+  assert flags.cluster.cluster(flags.parse(slurm)).ps_hosts == ('node1:2223', 'node2:2223')
+  with pytest.raises(UsageError, match='but the Slurm step makes it worker:0 of workers node1'):
+    flags.parse([*slurm, '--worker_hosts=a:1', '--ps_hosts=b:1', '--task_index=0'])
+
+
+def test_what_all_processes_must_share():
+  arguments = ['--worker_hosts=a:1', '--ps_hosts=b:1', '--task_index=0', '--model=lenet']
+  options = flags.parse(['--variable_update=parameter_server', *arguments, '--num_batches=4'])
+  assert flags.cluster.shared(options) == {
+    '--model': 'lenet',
+    '--num_batches': '4',
+    '--variable_update': 'parameter_server',
+  }

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks import flags
 from hpm.errors import UsageError
-from tests.benchmarks.samples import SAMPLES
+from tests.benchmarks.samples import CLUSTER, SAMPLES, STEP
 
 # A mode, by its arguments.
 MODES = {
@@ -24,6 +24,8 @@ MODES = {
   'cosine': ['--learning_rate_schedule=cosine'],
   'adam': ['--optimizer=adam'],
   'synthetic': ['--data_name=synthetic'],
+  'cluster': CLUSTER,
+  'local_cluster': SAMPLES['local_cluster'],
 }
 LOSS_SCALE = {'fp16_loss_scale', 'fp16_enable_auto_loss_scale', 'fp16_inc_loss_scale_every_n'}
 UPDATES = {
@@ -48,6 +50,12 @@ GPU_KNOBS = {
   *{'cudnn_autotune', 'autotune_threshold', 'winograd_nonfused', 'batchnorm_persistent'},
   'sync_on_finish',
 }
+SEVERAL = {
+  *{'job_name', 'task_index', 'worker_hosts', 'ps_hosts', 'cluster_resolver', 'num_ps'},
+  *{'cluster_port', 'local_cluster', 'heartbeat_port', 'heartbeat_timeout_s', 'cluster_timeout_s'},
+  'cross_replica_sync',
+}
+ALONE = {'eval', 'forward_only', 'dry_run', 'num_runs', *PROFILES}
 STEPS = {'steps_per_call', 'num_epochs', 'num_warmup_batches', 'num_runs'}
 LINES = {'display_perf_ewma', 'print_training_accuracy'}
 
@@ -55,6 +63,7 @@ LINES = {'display_perf_ewma', 'print_training_accuracy'}
 REFUSED = {
   'training': set(),
   'eval': {
+    *SEVERAL,
     *UPDATES,
     *REDUCTION,
     *SYNCHRONOUS,
@@ -65,14 +74,15 @@ REFUSED = {
     *{'forward_only', 'dry_run', 'data_name', 'local_parameter_device', 'preset'},
   },
   'forward_only': {
+    *SEVERAL,
     *UPDATES,
     *REDUCTION,
     *SYNCHRONOUS,
     *CHECKPOINTS,
     *{'staged_vars', 'eval', 'dry_run', 'local_parameter_device'},
   },
-  'dry_run': {*PROFILES, *CHECKPOINTS, 'eval', 'forward_only', 'num_runs', 'result_json'},
-  'num_runs': {*CHECKPOINTS, *PROFILES - {'graph_file'}, 'graph_file', 'eval', 'dry_run'},
+  'dry_run': {*SEVERAL, *PROFILES, *CHECKPOINTS, 'eval', 'forward_only', 'num_runs', 'result_json'},
+  'num_runs': {*SEVERAL, *CHECKPOINTS, *PROFILES - {'graph_file'}, 'graph_file', 'eval', 'dry_run'},
   'independent': {*REDUCTION, *SYNCHRONOUS, 'local_parameter_device', 'eval'},
   'parameter_server': REDUCTION,
   'cpu': {*GPU_KNOBS, 'data_format', 'use_nccl'},
@@ -87,7 +97,15 @@ REFUSED = {
   },
   'adam': {'momentum', 'eval', 'forward_only'},
   'synthetic': {'data_dir', 'bad_records', 'pipeline', 'eval'},
+  'cluster': {*REDUCTION, *ALONE},
+  'local_cluster': {*REDUCTION, *ALONE, 'device'},  # gpu, without --num_gpus
 }
+
+
+@pytest.fixture(autouse=True)
+def slurm_step(monkeypatch):
+  for name, value in STEP.items():
+    monkeypatch.setenv(name, value)
 
 
 def names(arguments):
