@@ -5,6 +5,7 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import hpm
@@ -15,9 +16,11 @@ __all__ = [
   'MODES',
   'OPTIMIZERS',
   'SYNCHRONOUS',
+  'TWO',
   'Result',
   'assert_agrees',
   'assert_replicas_equal',
+  'chosen',
   'create_manager',
   'create_step',
   'normalized',
@@ -42,6 +45,8 @@ MODES: dict[str, tuple[str, dict[str, str]]] = {
   'replicated_collective': ('replicated', {'all_reduce_spec': 'collective'}),
 }
 SYNCHRONOUS = [mode for mode in MODES if mode != 'independent']
+# Of the modes that share what is under test, the two that differ most in how gradients meet.
+TWO = ('parameter_server_spread', 'replicated_collective')
 
 # Name in the registry -> (options, the simulation's rule with the same ones). The rates are those
 # at which five steps change the small network visibly. Adam's beta2 is the float32 next to 0.999,
@@ -76,6 +81,16 @@ class Result:
   values: dict[str, np.ndarray]
   metrics: list[hpm.Metrics]
   copies: list[dict[str, np.ndarray]]
+
+
+def chosen(values: Sequence[Any], default: Sequence[Any]) -> list[Any]:
+  """Values for `pytest.mark.parametrize`, of which the default run takes those in `default`."""
+  assert not [value for value in default if value not in values]
+  marks = [() if value in default else (pytest.mark.long,) for value in values]
+  return [
+    pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=own)
+    for value, own in zip(values, marks, strict=True)
+  ]
 
 
 def two_layers(dtype: str = 'float32') -> hpm.models.Model:

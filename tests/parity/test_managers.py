@@ -19,13 +19,26 @@ def agreement(mode, cpu_devices, num_devices, optimizer):
     harness.assert_replicas_equal(result.copies)
 
 
-@pytest.mark.parametrize('mode', harness.MODES)
-@pytest.mark.parametrize('optimizer', harness.OPTIMIZERS)
+@pytest.mark.parametrize(
+  ('mode', 'optimizer'),
+  harness.chosen(
+    [(mode, optimizer) for mode in harness.MODES for optimizer in harness.OPTIMIZERS],
+    [
+      ('independent', 'momentum'),
+      ('replicated_collective', 'rmsprop'),
+      *(
+        (mode, optimizer)
+        for mode in ('parameter_server_spread', 'replicated_spread')
+        for optimizer in harness.OPTIMIZERS
+      ),
+    ],
+  ),
+)
 def test_two_devices_agree_with_the_simulation(mode, optimizer, cpu_devices):
   agreement(mode, cpu_devices, 2, optimizer)
 
 
-@pytest.mark.parametrize('mode', harness.MODES)
+@pytest.mark.parametrize('mode', harness.chosen(list(harness.MODES), ['independent', *harness.TWO]))
 @pytest.mark.parametrize('num_devices', [1, 4])
 def test_one_and_four_devices_agree_with_the_simulation(mode, num_devices, cpu_devices):
   agreement(mode, cpu_devices, num_devices, 'momentum')
@@ -38,7 +51,7 @@ def test_eight_devices_agree_with_the_simulation(mode, cpu_devices):
   agreement(mode, cpu_devices, 8, 'adam')
 
 
-@pytest.mark.parametrize('mode', harness.SYNCHRONOUS)
+@pytest.mark.parametrize('mode', harness.chosen(harness.SYNCHRONOUS, harness.TWO))
 def test_a_schedule_sees_the_number_of_finished_steps(mode, cpu_devices):
   class Halving(simulation.SGD):
     def update(self, param, slots, gradient, number):

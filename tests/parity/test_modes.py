@@ -1,7 +1,7 @@
 """Every mode and option agrees with the NumPy simulation over six steps, with every optimizer.
 
 `CASES` is the list of what there is. The default run holds each case to the simulation once, and a
-choice of them with every optimizer; the long one runs the whole product.
+choice of them with more optimizers; the long one runs the whole product.
 """
 
 import numpy as np
@@ -85,9 +85,9 @@ def test_every_mode_agrees_with_the_simulation(case, cpu_devices):
 SOME = [case for case in CASES if 'relaxed' in case[1].values() or 'staged_vars' in case[1]]
 
 
-@pytest.mark.parametrize('optimizer', [name for name in harness.OPTIMIZERS if name != 'momentum'])
+@pytest.mark.parametrize('optimizer', ['nesterov', 'adam'])
 @pytest.mark.parametrize('case', [SOME[0], SOME[3], SOME[-2]], ids=name_of)
-def test_stale_modes_agree_with_every_optimizer(case, optimizer, cpu_devices):
+def test_stale_modes_agree_with_two_more_optimizers(case, optimizer, cpu_devices):
   agreement(case, cpu_devices[:2], optimizer)
 
 

@@ -77,7 +77,7 @@ def test_a_lost_tower_is_found(mode, cpu_devices):
   assert_found(harness.train(harness.create_step(manager), steps), harness.simulate(mode, steps))
 
 
-@pytest.mark.parametrize('mode', harness.SYNCHRONOUS)
+@pytest.mark.parametrize('mode', harness.chosen(harness.SYNCHRONOUS, harness.TWO))
 def test_a_mean_of_tower_means_is_found_where_towers_differ_in_size(mode, cpu_devices):
   def mean_of_means(towers):
     total = tf.add_n([tower.num_samples for tower in towers])
@@ -180,7 +180,7 @@ class ForgetsSlots(Momentum):
       return tf.raw_ops.AssignVariableOp(resource=slots['momentum'].handle, value=before)
 
 
-@pytest.mark.parametrize('mode', harness.MODES)
+@pytest.mark.parametrize('mode', harness.chosen(list(harness.MODES), harness.TWO))
 def test_a_slot_that_does_not_advance_is_found(mode, cpu_devices):
   steps = harness.random_steps([[4, 4]] * NUM_STEPS)
   step = harness.create_step(harness.create_manager(mode, cpu_devices[:2]), ForgetsSlots(0.05))

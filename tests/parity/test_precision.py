@@ -21,7 +21,7 @@ def largest_error_of_the_change(result, expected):
   )
 
 
-@pytest.mark.parametrize('mode', harness.MODES)
+@pytest.mark.parametrize('mode', harness.chosen(list(harness.MODES), ['independent', *harness.TWO]))
 @pytest.mark.parametrize('loss_scale', [128.0, 1000.0])
 def test_the_loss_scale_leaves_no_trace(mode, loss_scale, cpu_devices):
   steps = harness.random_steps([[4, 4]] * NUM_STEPS)
@@ -44,7 +44,9 @@ def test_a_loss_scale_that_is_a_power_of_two_changes_no_bit(mode, cpu_devices):
     np.testing.assert_array_equal(scaled.values[name], value, err_msg=name)
 
 
-@pytest.mark.parametrize('mode', REPLICATED)
+@pytest.mark.parametrize(
+  'mode', harness.chosen(REPLICATED, ['replicated_spread', 'replicated_collective'])
+)
 @pytest.mark.parametrize('dtype', UNIT)
 @pytest.mark.parametrize('num_devices', [2, 4])
 def test_half_precision_transfer(mode, dtype, num_devices, cpu_devices):

@@ -25,7 +25,7 @@ def without(result, names=SCALE_NAMES):
   return dataclasses.replace(result, values=values)
 
 
-@pytest.mark.parametrize('mode', harness.SYNCHRONOUS)
+@pytest.mark.parametrize('mode', harness.chosen(harness.SYNCHRONOUS, harness.TWO))
 @pytest.mark.parametrize(
   'options',
   [
@@ -82,11 +82,18 @@ class Overflowing:
 
 @pytest.mark.parametrize(
   ('mode', 'optimizer'),
-  [
-    *((mode, 'momentum') for mode in harness.SYNCHRONOUS),
-    *(('replicated_spread', name) for name in harness.OPTIMIZERS if name != 'momentum'),
-    ('parameter_server_spread', 'rmsprop'),
-  ],
+  harness.chosen(
+    [
+      *((mode, 'momentum') for mode in harness.SYNCHRONOUS),
+      *(('replicated_spread', name) for name in harness.OPTIMIZERS if name != 'momentum'),
+      ('parameter_server_spread', 'rmsprop'),
+    ],
+    [
+      *((mode, 'momentum') for mode in harness.TWO),
+      ('parameter_server_spread', 'rmsprop'),
+      ('replicated_spread', 'adam'),
+    ],
+  ),
 )
 def test_an_overflow_changes_no_variable_and_halves_the_scale(mode, optimizer, cpu_devices):
   steps = harness.random_steps(SIZES)
@@ -193,15 +200,10 @@ def test_a_batch_that_does_not_part_evenly_is_refused(cpu_devices):
 
 @pytest.mark.parametrize(
   ('mode', 'finite'),
-  [
-    *((mode, True) for mode in harness.MODES),
-    ('replicated_spread', False),
-    *(
-      pytest.param(mode, False, marks=pytest.mark.long)
-      for mode in harness.MODES
-      if mode != 'replicated_spread'
-    ),
-  ],
+  harness.chosen(
+    [(mode, finite) for mode in harness.MODES for finite in (True, False)],
+    [*((mode, True) for mode in harness.TWO), ('replicated_spread', False)],
+  ),
 )
 def test_steps_in_one_call_are_the_steps_one_by_one(mode, finite, cpu_devices):
   images, labels = harness.random_steps([[26]])[0][0]

@@ -190,8 +190,7 @@ def test_ranges_go_by_size_in_bytes_limit_included():
   }  # fmt: skip
 
 
-@pytest.mark.parametrize('dtype', ['float16', 'bfloat16'])
-@pytest.mark.parametrize('count', [2, 5, 8])
+@pytest.mark.parametrize(('dtype', 'count'), [('float16', 2), ('bfloat16', 5)])
 @pytest.mark.parametrize('spec', ['copy', 'psgpu', 'pscpu', 'xring', 'rechd', 'hierarchical_copy'])
 def test_half_precision_halves_every_copy(spec, count, dtype):
   plain = moved(reduce(spec, gpus(count)), gpus(count))
