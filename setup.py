@@ -13,6 +13,8 @@ from setuptools import find_packages, setup
 SAMPLE = ['scikit-image', 'scikit-learn', 'pillow']
 # To write indexed JPEGs and to read them fastest; without the last two TensorFlow reads them.
 INDEXED = ['pillow', 'simplejpeg', 'opencv-python-headless']
+# For the charts of `python -m benchmarks.suite`.
+REPORT = ['matplotlib']
 
 setup(
   name='hpm',
@@ -57,7 +59,7 @@ setup(
     # Without the plugin, batches come into TensorFlow through Python.
     'dali': ['nvidia-dali-cuda120==2.4.0'],
     'indexed': INDEXED,
-    'report': ['matplotlib'],
+    'report': REPORT,
     # To read `.pth` files, and to hold networks to torchvision's. TensorFlow and torchvision crash
     # in one process; the tests keep them apart, and take another Python, too (TORCH_PYTHON).
     'torch': ['torch', 'torchvision', 'safetensors'],
@@ -65,6 +67,7 @@ setup(
     'test': [
       *SAMPLE,
       *INDEXED,
+      *REPORT,
       'pytest>=8',
       'hypothesis',
       'build',
