@@ -131,6 +131,10 @@ def benchmark(options: flags.Options, record: dict[str, Any], stop: list[int]) -
   epoch_size = epoch_size_of(options, pipeline)
   for line in header.lines(options, devices, epoch_size, record['machine']):
     say(line)
+  if options.data_service is not None and options.train_dir is not None:
+    from hpm.pipelines.service import INEXACT
+
+    say(f'Notice: {INEXACT}')
   say('=' * 10)
 
   if options.eval:

@@ -6,6 +6,7 @@ from typing import Any
 from absl import flags
 
 from hpm import errors, pipelines
+from hpm.cluster import spec
 from hpm.errors import DataError, UsageError
 from hpm.pipelines import dali_graph
 
@@ -47,6 +48,13 @@ def define(values: flags.FlagValues) -> None:
     'Default: tfdata.',
     flag_values=values,
   )
+  flags.DEFINE_string(
+    'data_service',
+    None,
+    'host:port of a tf.data service (python -m benchmarks.data_service), whose workers read and '
+    'decode. The order of batches is then not repeatable. Default: this process decodes.',
+    flag_values=values,
+  )
 
 
 def check(options) -> None:
@@ -79,9 +87,31 @@ def _check_bad_records(options) -> None:
 
 
 def _check_pipeline(options) -> None:
-  name = options.pipeline
+  name, service = options.pipeline, options.data_service
+  if service is not None:
+    options.pipeline = 'service'
+    if name not in (None, 'service'):
+      raise UsageError(
+        f"--data_service={service} has the service's workers make the batches, but "
+        f'--pipeline={name} is given: drop one'
+      )
+    if options.data_dir is None:
+      raise UsageError(f'--data_service={service}: synthetic data needs none; give --data_dir')
+    if options.bad_records != 'fail':
+      raise UsageError(
+        f'--data_service={service} can not say what --bad_records={options.bad_records} leaves '
+        'out: drop one'
+      )
+    if options.eval:
+      raise UsageError(
+        f'--data_service={service}: an evaluation takes each image once, in order: drop it'
+      )
+    spec.parse_address(service, '--data_service')
+    return
   if name is None:
     return
+  if name == 'service':
+    raise UsageError('--pipeline=service needs --data_service, the address of one')
   if name not in pipelines.PIPELINES:
     raise errors.unknown('--pipeline', name, pipelines.PIPELINES)
   if options.data_dir is None:
@@ -109,6 +139,8 @@ def pipeline_options(options) -> dict[str, Any]:
     'bad_records': options.bad_records,
     'pipeline': options.pipeline,
   }
+  if options.data_service is not None:
+    split['service'] = options.data_service
   epochs = options.num_epochs
   if epochs is not None and epochs.is_integer():  # the pipeline itself ends, on the last image
     return {**split, 'num_epochs': int(epochs)}

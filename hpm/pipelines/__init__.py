@@ -40,6 +40,7 @@ PIPELINES = {
   'dali': 'hpm.pipelines.dali:DaliPipeline',
   'indexed': 'hpm.pipelines.indexed:IndexedPipeline',
   'raw': 'hpm.pipelines.raw:RawPipeline',
+  'service': 'hpm.pipelines.service:ServicePipeline',
   'tfdata': 'hpm.pipelines.tfdata:TfDataPipeline',
 }
 

@@ -122,7 +122,7 @@ class BatchPipeline(tfdata.TfDataPipeline):
     return (images, labels, idents) if self._with_ids else (images, labels)
 
 
-def take_options(pipeline: type[BatchPipeline]) -> None:
+def take_options(pipeline: type[tfdata.TfDataPipeline]) -> None:
   """Lets a pipeline's signature list the options that it passes on."""
   own = inspect.signature(pipeline).parameters
   inherited = inspect.signature(tfdata.TfDataPipeline).parameters

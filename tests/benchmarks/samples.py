@@ -36,6 +36,7 @@ SAMPLES: dict[str, list[str]] = {
   'data_dir': ['--data_dir=.'],
   'data_name': ['--data_name=synthetic'],
   'pipeline': ['--pipeline=dali', '--data_dir=.'],
+  'data_service': ['--data_dir=.', '--data_service=localhost:5050'],
   'bad_records': ['--data_dir=.', '--bad_records=skip'],
   'variable_update': ['--variable_update=replicated'],
   'local_parameter_device': ['--local_parameter_device=cpu'],

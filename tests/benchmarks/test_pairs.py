@@ -96,7 +96,7 @@ REFUSED = {
     *{'resnet_base_lr', 'eval', 'forward_only'},
   },
   'adam': {'momentum', 'eval', 'forward_only'},
-  'synthetic': {'data_dir', 'bad_records', 'pipeline', 'eval'},
+  'synthetic': {'data_dir', 'bad_records', 'pipeline', 'data_service', 'eval'},
   'cluster': {*REDUCTION, *ALONE},
   'local_cluster': {*REDUCTION, *ALONE, 'device'},  # gpu, without --num_gpus
 }

@@ -1,0 +1,154 @@
+"""Starts a tf.data service, whose workers decode for trainings with --data_service.
+
+All of it on one machine, a dispatcher and two workers:
+
+  python -m benchmarks.data_service --address=127.0.0.1:5050 --num_workers=2
+  python benchmarks/run.py --data_dir=DIR --data_service=127.0.0.1:5050
+
+On several, first the dispatcher, which must know all workers, then each worker on its own host:
+
+  python -m benchmarks.data_service --address=10.0.0.1:5050 --workers=10.0.0.2:5051,10.0.0.3:5051
+  python -m benchmarks.data_service --dispatcher=10.0.0.1:5050 --address=10.0.0.2:5051
+  python -m benchmarks.data_service --dispatcher=10.0.0.1:5050 --address=10.0.0.3:5051
+
+Workers read the data by the path that the training names. It serves until it is ended by SIGTERM or
+an interrupt. There is no authentication: keep it in a private network.
+
+Exit code: 0 ended by a signal; 1 one of its processes has died; 2 flags that can't work.
+"""
+
+from collections.abc import Sequence
+import os
+import signal
+import sys
+import threading
+
+from absl import flags
+
+from benchmarks import local_cluster
+from benchmarks.loop import say
+from hpm.cluster import listening, spec
+from hpm.errors import UsageError
+
+__all__ = ['main', 'parse']
+
+_READY_S = 60.0
+
+
+def parse(arguments: Sequence[str]) -> flags.FlagValues | None:
+  """The flags; None if for help.
+
+  Raises:
+    UsageError: what can't work.
+  """
+  values = flags.FlagValues()
+  flags.DEFINE_string('address', None, 'host:port to listen at.', flag_values=values)
+  flags.DEFINE_integer(
+    'num_workers', None, 'Workers to start here beside the dispatcher.', flag_values=values
+  )
+  flags.DEFINE_string(
+    'workers', None, 'host:port of all workers of this dispatcher, by commas.', flag_values=values
+  )
+  flags.DEFINE_string(
+    'dispatcher', None, 'host:port of the dispatcher: this is a worker.', flag_values=values
+  )
+  if {'--help', '-h', '--helpfull'}.intersection(arguments):
+    return None
+  try:
+    rest = values(['data_service', *arguments])[1:]
+  except flags.Error as error:
+    raise UsageError(str(error)) from None
+  if rest:
+    raise UsageError(f'unexpected {rest[0]!r}: flags are written --name=value')
+  if not values.address:
+    raise UsageError('--address is missing: host:port to listen at, such as 127.0.0.1:5050')
+  roles = [name for name in ('num_workers', 'workers', 'dispatcher') if values[name].value]
+  if len(roles) != 1:
+    raise UsageError(
+      'give one of --num_workers=N, all on this machine; --workers=HOST:PORT,..., the dispatcher '
+      'of these; --dispatcher=HOST:PORT, a worker of that one'
+    )
+  if (values.num_workers or 1) < 1:
+    raise UsageError(f'--num_workers={values.num_workers}: 1 or more is needed')
+  spec.parse_address(values.address, '--address')
+  for name in ('workers', 'dispatcher'):
+    for host in spec.parse_hosts(values[name].value or ''):
+      spec.parse_address(host, f'--{name}')
+  return values
+
+
+def main(arguments: Sequence[str]) -> int:
+  """One command, from its flags to its exit code."""
+  try:
+    values = parse(arguments)
+    if values is None:
+      say(__doc__)
+      return 0
+    address = spec.parse_address(values.address, '--address')
+    listening.check_free(address, '--address')
+    if listening.is_public(address):
+      say(f'Warning: {address} is a public address, and the service lets everybody in')
+    if values.num_workers:
+      return _all_here(values.address, values.num_workers)
+    _serve(address, values.dispatcher, spec.parse_hosts(values.workers or ''))
+  except UsageError as error:
+    print(f'error: {error}', file=sys.stderr)
+    return 2
+  return 0
+
+
+def _all_here(address: str, num_workers: int) -> int:
+  host, _, _ = address.rpartition(':')
+  ports = listening.free_ports(num_workers)
+  hosts = [f'{host}:{port}' for port in ports]
+  program = [sys.executable, '-m', 'benchmarks.data_service']
+  with local_cluster.Group(lasting=False) as group:
+    group.start(
+      'dispatcher:0', [*program, f'--address={address}', f'--workers={",".join(hosts)}'], os.environ
+    )
+    for index, own in enumerate(hosts):
+      group.start(
+        f'worker:{index}', [*program, f'--dispatcher={address}', f'--address={own}'], os.environ
+      )
+    return group.wait()
+
+
+def _serve(address: spec.Address, dispatcher: str | None, workers: Sequence[str]) -> None:
+  """A dispatcher or a worker, until it is told to end."""
+  ended = threading.Event()
+  for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda *_: ended.set())
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
+  os.environ.setdefault('CUDA_VISIBLE_DEVICES', '-1')  # it decodes, and would take all GPU memory
+  import tensorflow as tf
+
+  service = tf.data.experimental.service
+  if dispatcher is None:
+    config = service.DispatcherConfig(port=address.port, worker_addresses=list(workers))
+    server = service.DispatchServer(config)
+    what = f'tf.data service: the dispatcher of {len(workers)} workers'
+  else:
+    until = spec.parse_address(dispatcher, '--dispatcher')
+    _wait_for(until, ended)
+    server = service.WorkerServer(
+      service.WorkerConfig(
+        dispatcher_address=dispatcher, worker_address=str(address), port=address.port
+      )
+    )
+    what = f'tf.data service: a worker of {dispatcher}'
+  listening.restrict(address, '--address')
+  say(f'{what} serves at {address}')
+  ended.wait()
+  del server
+
+
+def _wait_for(address: spec.Address, ended: threading.Event) -> None:
+  """Until the dispatcher answers, which TensorFlow would wait for without a word."""
+  for _ in range(int(_READY_S / 0.5)):
+    if listening.answers(address) or ended.wait(0.5):
+      return
+  raise UsageError(f'--dispatcher={address}: nothing answers there within {_READY_S:g} s')
+
+
+if __name__ == '__main__':
+  sys.exit(main(sys.argv[1:]))
