@@ -148,7 +148,7 @@ def test_what_can_not_work_is_refused(data_dir, options, message):
 
 def test_a_python_iterable_stays_with_its_process():
   with pytest.raises(UsageError, match='is read by this process'):
-    pipelines.create('iterable', iterable=list(two()), pipeline='service', service='a:1', **SMALL)
+    pipelines.create('iterable', samples=[(b'', 0)], pipeline='service', service='a:1', **SMALL)
 
 
 @pytest.mark.parametrize(
