@@ -14,6 +14,7 @@ import tensorflow as tf
 from hpm.errors import UsageError
 from hpm.losses import Loss, softmax_cross_entropy
 from hpm.models.builder import Model
+from hpm.optimizers.averages import SLOT as AVERAGE
 from hpm.optimizers.rules import Optimizer
 from hpm.pipelines.normalization import normalize
 from hpm.precision import DynamicLossScale
@@ -420,6 +421,8 @@ class EvalStep:
   Args:
     model, loss, preprocess, xla: as for `TrainStep`.
     manager: one that has its variables, from a `TrainStep` or from its own `create`.
+    averaged: evaluates the moving average of the weights, which the optimizer has to keep
+      (`hpm.optimizers.Averaged`).
   """
 
   def __init__(
@@ -430,9 +433,16 @@ class EvalStep:
     loss: Loss | None = None,
     preprocess: Preprocess = normalize,
     xla: bool = False,
+    averaged: bool = False,
   ):
     self.model = model
     self.manager = manager
+    if averaged and not all(AVERAGE in copy.slots for copy in manager.copies):
+      raise UsageError(
+        'averaged: the optimizer keeps no moving average of the weights: create it with '
+        'average_decay, or evaluate the weights themselves'
+      )
+    self._averaged = averaged
     self._loss = loss or softmax_cross_entropy()
     self._preprocess = preprocess
     self._tower = tf.function(self._build_tower, autograph=False, jit_compile=xla or None)
@@ -469,12 +479,24 @@ class EvalStep:
     sums, counts = [], []
     for i, (device, (images, labels)) in enumerate(zip(manager.devices, batches, strict=True)):
       params, state = manager.read(i, training=False)
+      if self._averaged:
+        params = self._averages(i)
       with tf.name_scope(f'tower_{i}'), tf.device(device):
         sums.append(self._tower(params, state, images, labels))
       counts.append(_num_samples(images, device, manager.home))
     with tf.device(manager.home):
       loss, top_1, top_5 = (of_scalars(values) for values in zip(*sums, strict=True))
       return EvalMetrics(loss, top_1, top_5, tf.add_n(counts))
+
+  def _averages(self, tower: int) -> dict[str, tf.Tensor]:
+    copy, device = self.manager.copy_of(tower), self.manager.devices[tower]
+    params = {}
+    for name, variable in copy.slots[AVERAGE].items():
+      with tf.device(copy.places[name]):
+        value = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+      with tf.device(device):
+        params[name] = tf.identity(value)
+    return params
 
   def _build_tower(self, params, state, images, labels):
     maybe_empty = not images.shape[0]

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 from hpm import registry
 
 if TYPE_CHECKING:
+  from hpm.optimizers.averages import Averaged
   from hpm.optimizers.rules import Optimizer, Schedule
 
-__all__ = ['OPTIMIZERS', 'Optimizer', 'Schedule', 'create']
+__all__ = ['OPTIMIZERS', 'Averaged', 'Optimizer', 'Schedule', 'create']
 
 OPTIMIZERS = {
   'sgd': 'hpm.optimizers.rules:SGD',
@@ -16,21 +17,38 @@ OPTIMIZERS = {
   'nesterov': 'hpm.optimizers.rules:nesterov',
   'rmsprop': 'hpm.optimizers.rules:RMSProp',
   'adam': 'hpm.optimizers.rules:Adam',
+  'lars': 'hpm.optimizers.lars:LARS',
 }
 
 __getattr__ = registry.lazy(
   __name__,
-  {'Optimizer': 'hpm.optimizers.rules:Optimizer', 'Schedule': 'hpm.optimizers.rules:Schedule'},
+  {
+    'Averaged': 'hpm.optimizers.averages:Averaged',
+    'Optimizer': 'hpm.optimizers.rules:Optimizer',
+    'Schedule': 'hpm.optimizers.rules:Schedule',
+  },
 )
 
 
-def create(name: str, learning_rate: 'float | Callable[..., Any]', **options: Any) -> 'Optimizer':
-  """The rule called sgd, momentum, nesterov, rmsprop or adam.
+def create(
+  name: str,
+  learning_rate: 'float | Callable[..., Any]',
+  *,
+  average_decay: float | None = None,
+  **options: Any,
+) -> 'Optimizer':
+  """The rule called sgd, momentum, nesterov, rmsprop, adam or lars.
 
   Args:
     name: one of `OPTIMIZERS`.
     learning_rate: a number, or a function from the int64 number of finished steps to a float32
       scalar, built into the step's graph.
+    average_decay: keeps a moving average of the weights beside them, see `Averaged`.
     **options: the rule's own fields, such as `momentum`.
   """
-  return registry.resolve('optimizer', OPTIMIZERS, name)(learning_rate, **options)
+  rule = registry.resolve('optimizer', OPTIMIZERS, name)(learning_rate, **options)
+  if average_decay is None:
+    return rule
+  from hpm.optimizers import averages  # it imports TensorFlow
+
+  return averages.Averaged(rule, average_decay)

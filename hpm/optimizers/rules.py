@@ -22,8 +22,11 @@ class Optimizer(Protocol):
   """What a variable manager needs of an update rule."""
 
   @property
-  def slots(self) -> Mapping[str, float]:
-    """Slot name -> the value that fills it at the start; each slot has its parameter's shape."""
+  def slots(self) -> Mapping[str, float | None]:
+    """Slot name -> the value that fills it at the start, None for the parameter's own.
+
+    Each slot has its parameter's shape.
+    """
 
   def scalars(self, step: tf.Tensor) -> dict[str, tf.Tensor]:
     """float32 scalars of this step, from the int64 number of finished steps."""

@@ -76,12 +76,13 @@ class Copy:
     self.state = {name: self._variable(name, value, name) for name, value in state.items()}
     self.slots: dict[str, dict[str, tf.Variable]] = {}
 
-  def add_slots(self, fills: Mapping[str, float]) -> None:
+  def add_slots(self, fills: Mapping[str, float | None], params: Tensors) -> None:
+    """Slot name -> what it starts with: a number, or with None the values of `params`."""
     for slot, fill in fills.items():
       self.slots[slot] = {}
       for name, param in self.params.items():
         with tf.device(CPU):
-          value = tf.fill(param.shape, fill)
+          value = params[name] if fill is None else tf.fill(param.shape, fill)
         self.slots[slot][name] = self._variable(f'{slot}/{name}', value, name)
 
   def items(self) -> Iterable[tuple[str, tf.Variable]]:
@@ -154,7 +155,7 @@ class VariableManager:
       raise UsageError('this variable manager has its variables already: make one for each model')
     self.copies = self._place(params, state)
     for copy in self.copies:
-      copy.add_slots(optimizer.slots if optimizer else {})
+      copy.add_slots(optimizer.slots if optimizer else {}, params)
 
   @property
   def name(self) -> str:

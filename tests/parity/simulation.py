@@ -15,8 +15,10 @@ from typing import Protocol
 import numpy as np
 
 __all__ = [
+  'LARS',
   'SGD',
   'Adam',
+  'Averaged',
   'Momentum',
   'Result',
   'RMSProp',
@@ -184,6 +186,44 @@ class Adam:
     v = self.beta2 * slots['v'] + (1.0 - self.beta2) * gradient**2
     rate = self.learning_rate * np.sqrt(1.0 - self.beta2**number) / (1.0 - self.beta1**number)
     return param - rate * m / (np.sqrt(v) + self.epsilon), {'m': m, 'v': v}
+
+
+@dataclasses.dataclass(frozen=True)
+class LARS:
+  """Algorithm 1 of arXiv:1708.03888; vectors take the rate as it is, and don't decay."""
+
+  learning_rate: float
+  momentum: float = 0.9
+  trust: float = 0.001
+  weight_decay: float = 0.0
+
+  def start(self, param):
+    return {'momentum': np.zeros_like(param)}
+
+  def update(self, param, slots, gradient, number):
+    rate, direction = self.learning_rate, gradient
+    if param.ndim > 1:
+      weights, slope = np.linalg.norm(param), np.linalg.norm(gradient)
+      rate *= self.trust * weights / (slope + self.weight_decay * weights)
+      direction = gradient + self.weight_decay * param
+    velocity = self.momentum * slots['momentum'] + rate * direction
+    return param - velocity, {'momentum': velocity}
+
+
+@dataclasses.dataclass(frozen=True)
+class Averaged:
+  """Any rule, and the moving average of the parameter after each update."""
+
+  rule: Optimizer
+  decay: float
+
+  def start(self, param):
+    return {**self.rule.start(param), 'average': param}
+
+  def update(self, param, slots, gradient, number):
+    updated, own = self.rule.update(param, slots, gradient, number)
+    kept = min(self.decay, number / (9 + number))
+    return updated, {**own, 'average': kept * slots['average'] + (1.0 - kept) * updated}
 
 
 @dataclasses.dataclass(frozen=True)
