@@ -197,12 +197,28 @@ def _window(encoded: bytes, window: Sequence[int]) -> np.ndarray:
   top, left, rows, columns = window
   if indexed_jpeg.has_index(encoded):
     encoded, top, left = indexed_jpeg.assemble(encoded, window)
-  image = None
-  if encoded.startswith(b'\xff\xd8\xff') and encoded.endswith(indexed_jpeg.END):
-    # Samplings that it doesn't know, and files that it finds damaged, are `augment`'s to judge.
+    # Samplings that it doesn't know, and damaged data, are TensorFlow's to judge.
     with contextlib.suppress(ValueError):
       if simplejpeg.decode_jpeg_header(encoded)[2] in ('YCbCr', 'Gray', 'RGB'):
         image = simplejpeg.decode_jpeg(encoded)
-  if image is None:
-    image = augment.decode(tf.constant(encoded)).numpy()
+        return image[top : top + rows, left : left + columns]
+  elif encoded.startswith(b'\xff\xd8\xff') and encoded.endswith(indexed_jpeg.END):
+    return _decode_window(encoded, window)
+  image = augment.decode(tf.constant(encoded)).numpy()
   return image[top : top + rows, left : left + columns]
+
+
+def _decode_window(jpeg: bytes, window: Sequence[int]) -> np.ndarray:
+  """`augment.decode_window` in fewer steps."""
+  import simplejpeg
+
+  height, width, *_ = simplejpeg.decode_jpeg_header(jpeg)
+  top, left, rows, columns = window
+  above, beside = min(top, 1), min(left, 1)
+  last_row, last_column = min(top + rows + 1, height), min(left + columns + 1, width)
+  grown = (top - above, left - beside, last_row - top + above, last_column - left + beside)
+  image = tf.raw_ops.DecodeAndCropJpeg(
+    contents=jpeg, crop_window=grown, channels=3, dct_method='INTEGER_ACCURATE'
+  )
+  pixels = np.asarray(memoryview(image))
+  return pixels[above : above + rows, beside : beside + columns]
