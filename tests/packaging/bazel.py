@@ -27,7 +27,8 @@ FOUND_BY_NAME = {'hpm/pipelines/sample.py': ('skimage', 'sklearn')}
 CONFTEST = ':conftest'  # pytest loads it beside each test file, which doesn't import it
 
 # Imported only where they are installed, and refused with the install command elsewhere: DALI,
-# whose plugin is built against an installed TensorFlow, which a lock file can't express; PyTorch; Grain.
+# whose plugin is built against an installed TensorFlow, which a lock file can't express; PyTorch,
+# safetensors and Grain, which only comparisons and imports of weights use.
 OPTIONAL = ('grain', 'nvidia', 'safetensors', 'torch', 'torchvision')
 
 
