@@ -30,6 +30,14 @@ COLOURS = ('#0072B2', '#E69F00', '#009E73', '#56B4E9', '#D55E00')
 _HATCHES = ('', '///', '\\\\\\', 'xx', '--')
 _MARKERS = ('o', 's', '^', 'D', 'v')
 _DASHES = ('-', '--', '-.', ':', (0, (6, 1, 1, 1, 1, 1)))
+_LEGEND: dict[str, Any] = {
+  'loc': 'upper left',
+  'fontsize': 7.5,
+  'frameon': False,
+  'handlelength': 1.6,
+  'handletextpad': 0.5,
+  'columnspacing': 0.9,
+}
 _HEIGHT = 2.5  # inches, of a panel
 _COLUMNS = 3
 
@@ -129,7 +137,7 @@ def _bars(model: str, series: Sequence[tuple[Platform, str, str]]) -> Callable[[
     axes.set_ylabel('images/s')
     axes.set_ylim(0, highest * (1.35 if len(series) > 1 else 1.15) or 1)
     if len(series) > 1:
-      axes.legend(loc='upper left', fontsize=7.5, frameon=False, ncols=min(len(series), 3))
+      axes.legend(ncols=min(len(series), 3), **_LEGEND)
 
   return draw
 
@@ -156,7 +164,7 @@ def _lines(platform: Platform) -> Callable[[Any], None]:
     axes.set_ylim(0, most * 1.06)
     axes.set_xlabel(f'{platform.device}s')
     axes.set_ylabel('times one device')
-    axes.legend(loc='upper left', fontsize=7.5, frameon=False)
+    axes.legend(**_LEGEND)
 
   return draw
 
@@ -177,7 +185,7 @@ def _shares(platform: Platform, data: str) -> Callable[[Any], None]:
     axes.set_ylabel('% of synthetic')
     top = max((bar.get_height() for bar in axes.patches), default=100)
     axes.set_ylim(0, max(100, top) * 1.3)
-    axes.legend(loc='upper left', fontsize=7.5, frameon=False, ncols=4)
+    axes.legend(ncols=4, **_LEGEND)
 
   return draw
 

@@ -225,7 +225,7 @@ def test_a_page_is_written_in_all_its_forms(tmp_path, ran, charts, capsys):
   assert len(drawn) == charted
   assert ('<svg' in (out / 'benchmarks.html').read_text()) == (charts == 'true')
   kept = json.loads((out / 'suite.json').read_text())
-  assert len(kept['rates']) == 2 * 2 * (5 + 4)
+  assert len(kept['rates']) == 2 * 2 * (5 + 2)
   assert kept['rates'][0]['value'] == 2.0
 
 
@@ -246,4 +246,4 @@ def test_the_whole_from_the_command_line_and_after_a_sigterm(tmp_path, sample):
   first = done.stdout.splitlines()[0]
   assert 'trivial-1x4-sample' in first  # what was done is not done again
   page = (tmp_path / 'out' / 'benchmarks.md').read_text()
-  assert '5 runs of 1 + 3 steps in place of 5 of 10 + 100' in page
+  assert '5 runs of 1 + 4 steps in place of 5 of 10 + 100' in page
