@@ -90,21 +90,27 @@ class StagedLoop:
       self.failed = True
       raise
 
-  def _functions(self, dataset: tf.data.Dataset) -> tuple[Any, Any, Any]:
+  def specs(
+    self, dataset: tf.data.Dataset
+  ) -> tuple[tuple[tf.TensorSpec, ...], list[tuple[tf.TensorSpec, ...]], bool]:
+    """What a batch is, what all devices' staged batches are, and whether the data never ends."""
     spec = dataset.element_spec
     if not isinstance(spec, tuple) or not all(isinstance(s, tf.TensorSpec) for s in spec):
       raise UsageError(f'a data set of tuples of tensors is needed, not of {spec}')
     endless = int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
     if not endless:  # the last batches may be short or missing
       spec = tuple(tf.TensorSpec([None, *s.shape[1:]], s.dtype) for s in spec)
+    return spec, [tuple(_on_device(s) for s in spec)] * len(self._devices), endless
+
+  def _functions(self, dataset: tf.data.Dataset) -> tuple[Any, Any, Any]:
+    spec, staged_spec, endless = self.specs(dataset)
     key = (spec, endless)
     if key not in self._compiled:
       iterator_spec = tf.data.IteratorSpec(dataset.element_spec)
-      staged_spec = [tuple(_on_device(s) for s in spec)] * len(self._devices)
 
       @tf.function(autograph=False, input_signature=[iterator_spec])
       def prime(iterator):
-        return self._fetch(iterator, spec, endless)
+        return self.fetch(iterator, spec, endless)
 
       # TensorFlow's automatic control dependencies would let every result, the following batches
       # included, wait for all updates: their copies to the devices would come after the step.
@@ -115,7 +121,7 @@ class StagedLoop:
       )
       def step(iterator, staged):
         # The fetch stands beside the body, with no edge between them: the two overlap.
-        following, more = self._fetch(iterator, spec, endless)
+        following, more = self.fetch(iterator, spec, endless)
         return self._body(staged), following, more
 
       @tf.function(
@@ -140,7 +146,7 @@ class StagedLoop:
     """Up to `count` steps in the graph; results stacked, one row a step."""
 
     def one(i, staged, more, arrays):
-      following, more = self._fetch(iterator, spec, endless)
+      following, more = self.fetch(iterator, spec, endless)
       result = self._body(staged)
       with tf.device(CPU):
         written = [a.write(i, t) for a, t in zip(arrays, tf.nest.flatten(result), strict=True)]
@@ -163,10 +169,16 @@ class StagedLoop:
     staged = [self._at(device, batch) for device, batch in zip(self._devices, staged, strict=True)]
     return tf.nest.pack_sequence_as(self._result, stacked), staged, more
 
-  def _fetch(
+  def fetch(
     self, iterator: Any, spec: Sequence[tf.TensorSpec], endless: bool
   ) -> tuple[list[Batch], tf.Tensor]:
-    """One batch a device, copied there, and whether the first of them exists."""
+    """Builds the fetch of one batch a device, copied there, and whether the first of them exists.
+
+    Args:
+      iterator: of the data set.
+      spec, endless: from `specs`.
+    """
+
     batches, more = [], []
     before: list[tf.Operation] = []  # devices take the batches in order
     for device in self._devices:

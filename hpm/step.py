@@ -6,6 +6,7 @@ All towers, the aggregation and the update are in it; nothing comes back to Pyth
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
 import functools
 from typing import Any, NamedTuple
 
@@ -46,6 +47,8 @@ class Metrics(NamedTuple):
     finite: bool, False where a dynamic loss scale was too large and no variable changed.
     top_1, top_5: int64, samples whose label is the likeliest class, or among the five likeliest;
       -1 unless the step counts them.
+    own_samples: int64, those of this process. All else is of all processes that train one model in
+      step with one another.
   """
 
   step: tf.Tensor
@@ -55,6 +58,7 @@ class Metrics(NamedTuple):
   finite: tf.Tensor
   top_1: tf.Tensor
   top_5: tf.Tensor
+  own_samples: tf.Tensor
 
 
 _METRICS = Metrics(
@@ -65,6 +69,7 @@ _METRICS = Metrics(
   finite=tf.TensorSpec([], tf.bool),
   top_1=tf.TensorSpec([], tf.int64),
   top_5=tf.TensorSpec([], tf.int64),
+  own_samples=tf.TensorSpec([], tf.int64),
 )
 
 
@@ -209,13 +214,32 @@ class TrainStep:
     """
     yield from self._loop.run(dataset, num_steps, steps_per_call)
 
+  def watched(self) -> contextlib.AbstractContextManager[None]:
+    """For other loops: if a step fails inside, `snapshot` refuses to give what is left."""
+    return self._loop.watched()
+
   def __call__(self, batches: Sequence[Batch]) -> Metrics:
     """One step on the given batches, one (images, labels) a device."""
-    with self._loop.watched():
+    with self.watched():
       return self._direct([tuple(batch) for batch in batches])
 
   def build(self, batches: Sequence[Batch]) -> Metrics:
     """Builds one step into the current graph; its updates run whenever the metrics are fetched."""
+    return self.build_with_votes(batches, {})[0]
+
+  def build_with_votes(
+    self, batches: Sequence[Batch], votes: Mapping[str, tf.Tensor]
+  ) -> tuple[Metrics, dict[str, tf.Tensor]]:
+    """`build`, and beside it what the processes that train together have to agree on.
+
+    Args:
+      batches: one a device.
+      votes: name -> float64 scalar at the manager's home, of this process; none of them has the
+        name of a metric.
+
+    Returns:
+      The metrics, and the votes' sums over all processes of a synchronous manager.
+    """
     manager = self.manager
     if len(batches) != len(manager.devices):
       raise UsageError(
@@ -233,7 +257,9 @@ class TrainStep:
       params, state = manager.read(i)
       with tf.device(manager.home):
         # int32 stays in host memory, where random ops want their seeds.
-        count = tf.cast(before['step'] * len(batches) + i, tf.int32)
+        number = manager.worker * len(batches) + i  # of this tower among those of all processes
+        num_towers = manager.num_workers * len(batches)
+        count = tf.cast(before['step'] * num_towers + number, tf.int32)
         rng = tf.stack([tf.constant(self._seed, tf.int32), count])
       if i == 0:
         penalty = self._penalty(params)
@@ -248,38 +274,51 @@ class TrainStep:
         gradients, state, of_tower = self._tower(params, state, images, labels, rng, of_loss, token)
       if manager.cross_replica:
         manager.cross_replica.used_in(device, of_tower['loss'].op)
-      towers.append(TowerResult(gradients, state, num_samples))
-      sums.append(of_tower)
-    operations, finite = manager.update(
+      sums.append({**of_tower, 'num_samples': num_samples})
+      reported = sums[-1] if i else {**sums[-1], **votes}
+      towers.append(TowerResult(gradients, state, num_samples, reported))
+    operations, finite, totals = manager.update(
       towers, self._transform(scale), self.optimizer, before['step']
     )
     with tf.device(manager.home):
-      num_samples = tf.add_n([tower.num_samples for tower in towers])
       total = {name: of_scalars([of_tower[name] for of_tower in sums]) for name in sums[0]}
+      own_samples = total['num_samples']
+      if totals is not None:
+        total = {name: tf.cast(totals[name], value.dtype) for name, value in total.items()}
+        votes = {name: totals[name] for name in votes}
+      num_samples = total['num_samples']
       loss = total['loss'] / tf.cast(tf.maximum(num_samples, 1), tf.float32)
       if penalty is not None:
         loss += penalty
-      after = {'step': before['step'] + 1, 'samples': before['samples'] + num_samples}
+      after: dict[str, tf.Tensor] = {}
       if finite is None or not isinstance(self._loss_scale, DynamicLossScale):
         finite = tf.constant(True)
       else:
         after |= _next_loss_scale(self._loss_scale, loss_scale, before['finite_steps'], finite)
+      # Added, since processes that don't wait for one another share them.
+      more = {'step': tf.constant(1, tf.int64), 'samples': num_samples}
       with tf.control_dependencies(list(before.values())):
         operations += [
           tf.raw_ops.AssignVariableOp(resource=self._counters[name].handle, value=value)
           for name, value in after.items()
         ]
+        operations += [
+          tf.raw_ops.AssignAddVariableOp(resource=self._counters[name].handle, value=value)
+          for name, value in more.items()
+        ]
       # Grouped, the updates of a device send one message home, not one for each variable.
       with tf.control_dependencies([tf.group(*operations)]):
-        return Metrics(
-          tf.identity(after['step']),
+        metrics = Metrics(
+          tf.identity(before['step'] + 1),
           tf.identity(loss),
           tf.identity(num_samples),
           tf.identity(tf.convert_to_tensor(loss_scale, tf.float32)),
           tf.identity(finite),
           tf.identity(total.get('top_1', tf.constant(-1, tf.int64))),
           tf.identity(total.get('top_5', tf.constant(-1, tf.int64))),
+          tf.identity(own_samples),
         )
+        return metrics, {name: tf.identity(value) for name, value in votes.items()}
 
   def named_variables(self) -> dict[str, tf.Variable]:
     """Canonical name -> variable of everything that a resumed run needs (see `hpm.checkpoint`).
@@ -287,6 +326,15 @@ class TrainStep:
     'samples' counts the samples of finished steps, never the iterator's prefetched position.
     """
     return {**self._counters, **self.manager.named_variables()}
+
+  @property
+  def counters(self) -> dict[str, tf.Variable]:
+    """Name -> variable at the manager's home: 'step', 'samples', and those of a loss scale."""
+    return dict(self._counters)
+
+  def progress(self) -> tuple[int, int]:
+    """Finished steps, and their samples (eager mode)."""
+    return int(self._counters['step']), int(self._counters['samples'])
 
   def snapshot(self) -> dict[str, tf.Tensor]:
     """Canonical name -> value. Graph-building outside eager mode.

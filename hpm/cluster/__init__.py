@@ -7,6 +7,9 @@ while TensorFlow is still being loaded.
   heartbeat   who is still alive: `Watch`
   watchdog    what this process is doing: `Stages`
   listening   ports, and who may reach them
+  runtime     a worker's way into its cluster: `join`
+  server      TensorFlow's server in each process
+  session     training over parameter servers
 """
 
 from typing import TYPE_CHECKING
@@ -15,10 +18,11 @@ from hpm import registry
 
 if TYPE_CHECKING:
   from hpm.cluster.heartbeat import Death, PeerError, Watch
+  from hpm.cluster.runtime import join
   from hpm.cluster.spec import Cluster
   from hpm.cluster.watchdog import Stages
 
-__all__ = ['Cluster', 'Death', 'PeerError', 'Stages', 'Watch']
+__all__ = ['Cluster', 'Death', 'PeerError', 'Stages', 'Watch', 'join']
 
 _HOMES = {
   'Cluster': 'spec',
@@ -26,6 +30,7 @@ _HOMES = {
   'PeerError': 'heartbeat',
   'Stages': 'watchdog',
   'Watch': 'heartbeat',
+  'join': 'runtime',
 }
 __getattr__ = registry.lazy(
   __name__, {name: f'hpm.cluster.{_HOMES[name]}:{name}' for name in __all__}

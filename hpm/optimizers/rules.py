@@ -2,7 +2,8 @@
 
 A rule names its slots (the state that it keeps beside each parameter), computes its scalars once a
 step on one device, and applies itself wherever a manager has placed a parameter. It creates no
-variable and knows no device.
+variable and knows no device. Updates lock their variables, for where several processes apply theirs
+at the same time.
 """
 
 from collections.abc import Callable, Mapping
@@ -55,7 +56,10 @@ class SGD:
 
   def apply(self, variable, slots, gradient, scalars):
     return tf.raw_ops.ResourceApplyGradientDescent(
-      var=variable.handle, alpha=scalars['learning_rate'], delta=gradient
+      var=variable.handle,
+      alpha=scalars['learning_rate'],
+      delta=gradient,
+      use_locking=True,
     )
 
 
@@ -86,6 +90,7 @@ class Momentum:
       grad=gradient,
       momentum=scalars['momentum'],
       use_nesterov=self.nesterov,
+      use_locking=True,
     )
 
 
@@ -121,6 +126,7 @@ class RMSProp:
       momentum=scalars['momentum'],
       epsilon=scalars['epsilon'],
       grad=gradient,
+      use_locking=True,
     )
 
 
@@ -162,6 +168,7 @@ class Adam:
       beta2=scalars['beta2'],
       epsilon=scalars['epsilon'],
       grad=gradient,
+      use_locking=True,
     )
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
   'ALL_REDUCES',
+  'DISTRIBUTED_MANAGERS',
   'VARIABLE_MANAGERS',
   'AllReduce',
   'Mean',
@@ -33,6 +34,13 @@ VARIABLE_MANAGERS = {
   'independent': 'hpm.variable_mgr.independent:Independent',
   'parameter_server': 'hpm.variable_mgr.parameter_server:ParameterServer',
   'replicated': 'hpm.variable_mgr.replicated:Replicated',
+}
+
+# Over several processes, which `hpm.cluster` starts and joins.
+DISTRIBUTED_MANAGERS = {
+  'collective_all_reduce': 'hpm.variable_mgr.collective_all_reduce:CollectiveAllReduce',
+  'distributed_replicated': 'hpm.variable_mgr.distributed_replicated:DistributedReplicated',
+  'parameter_server': 'hpm.variable_mgr.ps_tasks:ParameterServerTasks',
 }
 
 ALL_REDUCES = {
@@ -59,7 +67,12 @@ __getattr__ = registry.lazy(
 
 
 def create(
-  name: str, devices: Sequence[str], *, variable_consistency: str = 'strong', **options: Any
+  name: str,
+  devices: Sequence[str],
+  *,
+  variable_consistency: str = 'strong',
+  num_workers: int | None = None,
+  **options: Any,
 ) -> 'VariableManager':
   """The manager called `name` over compute devices such as `('/GPU:0', '/GPU:1')`.
 
@@ -67,11 +80,21 @@ def create(
     name: one of `VARIABLE_MANAGERS`, or 'module:class' for one of your own.
     devices: device strings, one a tower.
     variable_consistency: 'strong', or 'relaxed' to apply gradients one step late.
+    num_workers: how many processes train one model; `name` is then one of `DISTRIBUTED_MANAGERS`,
+      and `hpm.cluster` gives the options of this process.
     **options: what the manager's own class takes.
   """
   if variable_consistency not in ('relaxed', 'strong'):
     raise UsageError(f'variable_consistency {variable_consistency!r}: use strong or relaxed')
   kind = 'variable manager'
+  if num_workers is not None:
+    if variable_consistency != 'strong':
+      raise UsageError(
+        f'variable_consistency {variable_consistency!r} does not go with {name} over several '
+        'processes: leave it out'
+      )
+    create_one = registry.resolve(kind, DISTRIBUTED_MANAGERS, name)
+    return create_one(devices, num_workers=num_workers, **options)
   if spec.is_path(name, VARIABLE_MANAGERS):
     manager = registry.by_path(kind, name)(devices, **options)
   else:

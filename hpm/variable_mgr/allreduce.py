@@ -148,8 +148,14 @@ class Wrapper:
   def variables(self) -> list[tf.Variable]:
     return self._inner.variables
 
+  @property
+  def num_workers(self) -> int:
+    """Processes over which the inner one sums; most know of one alone."""
+    return getattr(self._inner, 'num_workers', 1)
+
   def __call__(self, tensors: Lists) -> list[list[tf.Tensor]]:
-    return self._inner(tensors) if len(self._devices) == 1 else self._reduce(tensors)
+    alone = len(self._devices) * self.num_workers == 1
+    return self._inner(tensors) if alone else self._reduce(tensors)
 
   def _reduce(self, tensors: Lists) -> list[list[tf.Tensor]]:
     raise NotImplementedError

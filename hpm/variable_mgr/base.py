@@ -40,11 +40,14 @@ class TowerResult:
     state: the new state, without what no step changes (frozen variables); the old one if the tower
       had no samples.
     num_samples: int64 scalar on the CPU.
+    sums: name -> scalar, what the step reports: sums over the tower's samples, 'loss' among them,
+      and 'num_samples'. For managers of several processes, see `Update.totals`.
   """
 
   gradients: Tensors
   state: Tensors
   num_samples: tf.Tensor
+  sums: Tensors = dataclasses.field(default_factory=dict)
 
 
 class Update(NamedTuple):
@@ -54,10 +57,13 @@ class Update(NamedTuple):
     operations: everything that changes state.
     finite: bool scalar at the manager's home, whether the variables were updated at all; None where
       the transform doesn't ask.
+    totals: `TowerResult.sums` over the towers of all processes that train one model, float64
+      scalars at home; None where there are no others.
   """
 
   operations: list[tf.Operation]
   finite: tf.Tensor | None
+  totals: Tensors | None = None
 
 
 class Copy:
@@ -131,9 +137,12 @@ class VariableManager:
     copies: the copies of the variables; `copy_of(tower)` is the one that a tower computes with.
     cross_replica: sums over towers inside towers, for synchronised batch norm; None without it.
     synchronous: whether all towers train one model.
+    worker, num_workers: which of how many processes that train one model this one is.
   """
 
   synchronous = True
+  worker = 0
+  num_workers = 1
 
   def __init__(self, devices: Sequence[str], batch_norm_statistics: str | None = None):
     if not devices:

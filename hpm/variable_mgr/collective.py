@@ -11,7 +11,7 @@ from hpm.devices import CPU
 from hpm.errors import UsageError
 from hpm.variable_mgr.allreduce import Lists
 
-__all__ = ['Collective', 'CrossReplica', 'nccl']
+__all__ = ['Collective', 'CrossReplica', 'Group', 'nccl', 'next_key', 'tokens_of']
 
 _group_keys = itertools.count(1 << 20)  # tf.distribute counts its own from 1, in each strategy
 _instance_keys = itertools.count(1)
@@ -21,14 +21,16 @@ _instance_keys = itertools.count(1)
 _last: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
-class _Group:
-  """Devices that reduce together.
+class Group:
+  """Devices that reduce together, of one process or one of each of several.
+
+  Several processes name the same group by the same key: they make their groups in the same order.
 
   The ops of a device are chained by control edges and (for a `tf.function`, which would otherwise
   chain them over all devices and deadlock) by an ordering token, one variable a device.
   """
 
-  def __init__(self, size: int, hint: str, timeout_s: float):
+  def __init__(self, size: int, hint: str = 'auto', timeout_s: float = 0.0):
     self._size = size
     self._key = next(_group_keys)
     self._hint = hint
@@ -62,7 +64,13 @@ class _Group:
     return reduced
 
 
-def _tokens(devices: Sequence[str]) -> list[tf.Variable]:
+def next_key() -> int:
+  """A key for one more collective: the same in all processes that build the same graphs."""
+  return next(_instance_keys)
+
+
+def tokens_of(devices: Sequence[str]) -> list[tf.Variable]:
+  """An ordering token a device, for its collectives in a `tf.function`."""
   tokens = []
   with tf.init_scope():  # out of the function that is being traced
     for device in devices:
@@ -90,15 +98,15 @@ class Collective:
 
   def __init__(self, devices: Sequence[str], hint: str = 'auto', timeout_s: float = 0.0):
     self._devices = tuple(devices)
-    self._group = _Group(len(self._devices), hint, timeout_s)
+    self._group = Group(len(self._devices), hint, timeout_s)
     self.variables: list[tf.Variable] = []
 
   def __call__(self, tensors: Lists) -> list[list[tf.Tensor]]:
     if len(self._devices) == 1:
       return [list(values) for values in tensors]
     if not self.variables:
-      self.variables = _tokens(self._devices)
-    keys = [next(_instance_keys) for _ in tensors[0]]
+      self.variables = tokens_of(self._devices)
+    keys = [next_key() for _ in tensors[0]]
     sums = []
     for device, token, values in zip(self._devices, self.variables, tensors, strict=True):
       with tf.device(device):
@@ -136,13 +144,13 @@ class CrossReplica:
 
   def __init__(self, devices: Sequence[str], timeout_s: float = 0.0):
     self._devices = tuple(devices)
-    self._group = _Group(len(self._devices), 'auto', timeout_s)
+    self._group = Group(len(self._devices), 'auto', timeout_s)
     self.variables: list[tf.Variable] = []
 
   def token(self, tower: int) -> tf.Variable:
     """The ordering token of a tower's device, for `function` inside that tower."""
     if not self.variables:
-      self.variables = _tokens(self._devices)
+      self.variables = tokens_of(self._devices)
     return self.variables[tower]
 
   def used_in(self, device: str, call: tf.Operation) -> None:

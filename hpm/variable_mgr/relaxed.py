@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from hpm.errors import UsageError
 from hpm.variable_mgr import sums
-from hpm.variable_mgr.base import TowerResult, Update, VariableManager
+from hpm.variable_mgr.base import TowerResult, VariableManager
 
 __all__ = ['Relaxed']
 
@@ -82,7 +82,7 @@ class Relaxed(VariableManager):
           gradients[name] = self._swapped(variable, value, operations)
       delayed.append(dataclasses.replace(tower, gradients=gradients, num_samples=num_samples))
     update = self._inner.update(delayed, transform, optimizer, step)
-    return Update([*update.operations, *operations], update.finite)
+    return update._replace(operations=[*update.operations, *operations])
 
   def copy_of(self, tower):
     return self._inner.copy_of(tower)
