@@ -129,6 +129,24 @@ def test_two_workers_with_two_parameter_servers_are_as_one_process(tmp_path):
     check(case, workers)
 
 
+def by_collectives(num_workers: int, num_steps: int = 5) -> list[dict[str, Any]]:
+  """The cases of one group of processes without parameter servers."""
+  sizes = [case['sizes'] for case in over_ps(num_workers, num_steps)]
+  mode = 'collective_all_reduce'
+  return [
+    {'mode': mode, 'sizes': sizes[0]},
+    {'mode': mode, 'sizes': sizes[2], 'optimizer': 'adam'},
+    {'mode': mode, 'sizes': sizes[0], 'model': 'normalized'},
+    {'mode': mode, 'sizes': sizes[0], 'options': {'agg_small_grads_max_bytes': 1024}},
+  ]
+
+
+def test_two_workers_with_collectives_are_as_one_process(tmp_path):
+  cases = by_collectives(2)
+  for case, workers in zip(cases, run(2, 0, cases, tmp_path), strict=True):
+    check(case, workers)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(('num_workers', 'num_ps'), [(1, 1), (1, 2), (2, 1), (3, 1), (3, 2)])
 def test_so_is_any_other_number(num_workers, num_ps, tmp_path):
