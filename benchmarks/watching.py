@@ -13,11 +13,12 @@ import threading
 import time
 
 from benchmarks.loop import say
+from hpm.cluster import listening
 from hpm.cluster.heartbeat import Death, PeerError, Watch
-from hpm.cluster.spec import Cluster
+from hpm.cluster.spec import Cluster, parse_address
 from hpm.cluster.watchdog import Stages
 
-__all__ = ['EXIT_CODE', 'GRACE_S', 'Guard', 'watched']
+__all__ = ['EXIT_CODE', 'GRACE_S', 'Guard', 'warnings', 'watched']
 
 EXIT_CODE = 3  # of a process that ends because another task has died
 GRACE_S = 2.0  # for the main thread to end by itself
@@ -95,6 +96,27 @@ class Guard:
       self._last_words(line)
     finally:
       self._end(EXIT_CODE)
+
+
+def warnings(cluster: Cluster) -> list[str]:
+  """What there is to say of where this process listens.
+
+  Raises:
+    UsageError: the host is unknown.
+  """
+  address = parse_address(cluster.address, cluster.task)
+  found = []
+  if listening.is_public(address):
+    found.append(
+      f'{address} is a public address, and TensorFlow lets everybody in who reaches it: use a '
+      'private network, or a firewall'
+    )
+  if not listening.local_ips(address, cluster.task):
+    found.append(
+      f"{address.host} means this machine's loopback here, so {cluster.task} listens at all of the "
+      "machine's addresses: give it by the address that the others use"
+    )
+  return found
 
 
 @contextlib.contextmanager
