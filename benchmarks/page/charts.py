@@ -39,7 +39,7 @@ _LEGEND: dict[str, Any] = {
   'columnspacing': 0.9,
 }
 _HEIGHT = 2.5  # inches, of a panel
-_COLUMNS = 3
+_PAGE = 9.6  # inches, its width
 
 
 def require() -> None:
@@ -61,8 +61,8 @@ def panel_svg(panel: Panel, width: float) -> str:
 
 
 def figure_svg(figure: Figure) -> str:
-  """All panels of a figure as one SVG file, three in a row."""
-  return _svg(figure.panels, figure.width, _COLUMNS)
+  """All panels of a figure as one SVG file, as many in a row as a page has room for."""
+  return _svg(figure.panels, figure.width, int(_PAGE // figure.width))
 
 
 def throughput(name: str, platforms: Sequence[Platform]) -> Figure:

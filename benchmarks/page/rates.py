@@ -201,7 +201,7 @@ def measured(
   on_gpus = bool(facts['gpus'])
   hardware = ', '.join(dict.fromkeys(facts['gpus'])) if on_gpus else facts['cpu']
   loads = [r['other_load_cores'] for r in done if 'other_load_cores' in r]
-  revisions = dict.fromkeys(str(r['machine']['git_revision'])[:10] for r in done)
+  revisions = dict.fromkeys(_revision(r['machine']['git_revision']) for r in done)
   compute = f'{len(facts["gpus"])} x {hardware}' if on_gpus else 'none: logical CPU devices'
   environment = {
     'Processor': f'{facts["cpu"]}, {facts["cores"]} cores',
@@ -229,6 +229,11 @@ def measured(
     rates,
     remark,
   )
+
+
+def _revision(text: str | None) -> str:
+  commit, plus, changes = (text or 'not known').partition('+')
+  return commit[:10] + plus + changes
 
 
 def _update(row: published.Result) -> str:
