@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks import flags, machine
+from hpm.cluster.spec import Cluster
 
 __all__ = ['lines']
 
@@ -23,16 +24,19 @@ def lines(
     versions: from `machine.describe`, and the names of the GPUs.
   """
   synthetic = options.data_dir is None
+  there = flags.cluster.cluster(options)
+  together = flags.cluster.num_together(options)
   facts = [
     ('TensorFlow', '.'.join(versions['tensorflow'].split('.')[:2])),
     *flags.preset.facts(options),
     ('Model', options.model),
     ('Dataset', 'imagenet (synthetic)' if synthetic else f'{options.data_name} {options.data_dir}'),
     ('Mode', flags.mode.title(options)),
-    ('Batch size', f'{options.batch_size * len(devices)} global'),
+    ('Batch size', f'{options.batch_size * len(devices) * together} global'),
     ('', f'{options.batch_size} per device'),
     *_steps(options, len(devices), epoch_size),
     ('Devices', f'{list(devices)}'),
+    *([('Cluster', _cluster(there))] if there else []),
     ('Processor', f'{versions["cpu"]}, {versions["cores"]} cores'),
     *[('GPU', name) for name in dict.fromkeys(versions['gpus'])],
     ('Data format', options.data_format),
@@ -80,6 +84,11 @@ def _steps(
     epochs = options.num_batches * options.batch_size * num_devices / epoch_size
     facts.append(('Num epochs', f'{epochs:.2f} of {epoch_size} images'))
   return facts
+
+
+def _cluster(cluster: Cluster) -> str:
+  servers = f', {cluster.num_ps} parameter servers' if cluster.num_ps else ''
+  return f'{cluster.task} of {cluster.num_workers} workers{servers}'
 
 
 def _precision(options: flags.Options) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations  # hpm.TrainStep in a signature would import TensorFlow
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import itertools
 import math
 import re
@@ -29,7 +29,7 @@ class Step(NamedTuple):
 
   Attributes:
     seconds: its time; of several steps in one call, the mean of theirs.
-    images: on all devices.
+    images: on all devices of this process.
     loss: mean over them.
     metrics: what the step reported.
     settled: whether the variables are those after this step: not within a call of several.
@@ -40,6 +40,11 @@ class Step(NamedTuple):
   loss: float
   metrics: Any
   settled: bool = True
+
+
+def _alone(images: int, seconds: float) -> tuple[float, str]:
+  total = images / seconds
+  return total, speed.summary(total)
 
 
 def watched(
@@ -77,7 +82,7 @@ def watched(
     begun = time.perf_counter()
     try:
       results = list(itertools.islice(running, steps_per_call))
-      values = [(int(metrics.num_samples), float(metrics.loss)) for metrics in results]
+      values = [(_own_samples(metrics), float(metrics.loss)) for metrics in results]
     except tf.errors.ResourceExhaustedError as error:
       raise RunError(f'out of memory in step {number}: lower --batch_size') from error
     # A message that quotes a damaged record may be no UTF-8, and then can't be raised as it is.
@@ -112,6 +117,7 @@ def measure(
   lines: flags.lines.Lines,
   record: dict[str, Any],
   started: float,
+  rate: Callable[[int, float], tuple[float, str]] = _alone,
 ) -> None:
   """Warm-up, then the timed steps, with their lines.
 
@@ -122,6 +128,7 @@ def measure(
     lines: what is printed.
     record: gets the throughput and what belongs to it.
     started: when the run did, by `time.perf_counter`.
+    rate: from this process's timed images and seconds to the total a second, and its line.
 
   Raises:
     DataError: nothing was left to be timed.
@@ -151,7 +158,7 @@ def measure(
       'the data ended before the first timed step, so nothing was measured: '
       'lower --num_warmup_batches or --batch_size'
     )
-  report(record, timed, clock)
+  report(record, timed, clock, rate)
   record |= {'losses': losses, 'last_loss': losses[-1]}
   if hasattr(step.metrics, 'loss_scale'):
     record |= {'loss_scale': float(step.metrics.loss_scale), 'skipped_steps': int(skipped)}
@@ -208,10 +215,15 @@ def note_first(record: dict[str, Any], step: Step, started: float) -> None:
   record.setdefault('first_loss', step.loss)
 
 
-def report(record: dict[str, Any], timed: speed.Speed, clock: _Clock) -> None:
+def report(
+  record: dict[str, Any],
+  timed: speed.Speed,
+  clock: _Clock,
+  rate: Callable[[int, float], tuple[float, str]] = _alone,
+) -> None:
   """Prints and keeps the throughput, and what makes it doubtful."""
-  total = sum(timed.images) / clock.wall
-  say(speed.summary(total))
+  total, summary = rate(sum(timed.images), clock.wall)
+  say(summary)
   record |= throughput(timed)
   record |= {
     'images_per_second_total': total,
@@ -289,6 +301,10 @@ def _xla_reason(error: Exception) -> str:
   return (first[1] if first else str(error).splitlines()[0]).strip()[:300]
 
 
+def _own_samples(metrics: Any) -> int:
+  return int(getattr(metrics, 'own_samples', metrics.num_samples))
+
+
 def _accuracies(step: Step) -> tuple[float, float]:
-  images = max(step.images, 1)
+  images = max(int(step.metrics.num_samples), 1)
   return int(step.metrics.top_1) / images, int(step.metrics.top_5) / images

@@ -1,6 +1,6 @@
 """This process: TensorFlow's start, its devices, and how the process is asked to stop."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import os
 import shutil
@@ -8,9 +8,10 @@ import signal
 import sys
 import tempfile
 
+from hpm.cluster.spec import Cluster
 from hpm.errors import UsageError
 
-__all__ = ['devices', 'gpu_names', 'set_environment', 'terminations']
+__all__ = ['devices', 'gpu_names', 'set_environment', 'start_server', 'terminations']
 
 _LEVEL = 'TF_CPP_MIN_LOG_LEVEL'
 _LEVEL_ERRORS = '2'
@@ -25,12 +26,25 @@ def set_environment(changes: Mapping[str, str | None]) -> None:
       os.environ[name] = value
 
 
-def devices(kind: str | None, count: int | None) -> tuple[str, ...]:
+def start_server(cluster: Cluster) -> None:
+  """Imports TensorFlow and starts a parameter server's server, which goes with the process."""
+  with _quiet():
+    from hpm.cluster import server
+
+    server.start(cluster)
+
+
+def devices(
+  kind: str | None,
+  count: int | None,
+  join: Callable[[str, tuple[str, ...]], tuple[str, ...]] | None = None,
+) -> tuple[str, ...]:
   """Imports and starts TensorFlow; device strings as from `hpm.devices.select`.
 
   Args:
     kind: 'cpu', 'gpu', or None for GPUs if TensorFlow sees any, otherwise CPU devices.
     count: number of devices; None for all GPUs, or two logical CPU devices.
+    join: joins a cluster, with the kind and the devices, before TensorFlow's runtime starts.
 
   Raises:
     UsageError: TensorFlow doesn't see so many GPUs.
@@ -49,6 +63,8 @@ def devices(kind: str | None, count: int | None) -> tuple[str, ...]:
       raise UsageError(f'{error}{hint}') from None
     if kind == 'cpu' and tf.config.list_physical_devices('GPU'):
       tf.config.set_visible_devices([], 'GPU')  # or TensorFlow would take all their memory
+    if join is not None:
+      selected = join(kind, selected)
     tf.config.list_logical_devices()  # starts the runtime, which fixes the devices
   return selected
 

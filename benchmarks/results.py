@@ -64,13 +64,17 @@ FIELDS = {
   'num_parameters': Field('count', 'optional', 'trainable values'),
   'devices': Field('texts', 'optional', 'one a tower'),
   'batch_size_per_device': Field('count', 'optional', ''),
-  'batch_size_global': Field('count', 'optional', ''),
+  'batch_size_global': Field(
+    'count', 'optional', 'of a step, of all workers that make it together'
+  ),
+  'num_workers': Field('count', 'optional', 'processes that train one model, if several'),
+  'worker': Field('count', 'optional', 'which of them wrote this, from 0, the chief'),
   'images_per_second': Field('number', 'throughput', 'images over the seconds of all timed steps'),
   'images_per_second_total': Field(
     'number',
     'throughput',
     'images over the wall time of the loop, what happens between steps '
-    'included; the `total images/sec` line',
+    'included; the `total images/sec` line; the chief of several workers counts the images of all',
   ),
   'images_per_second_median': Field('number', 'throughput', 'of the steps'),
   'images_per_second_interval': Field(
@@ -84,7 +88,9 @@ FIELDS = {
     'number', 'throughput', '1.4826 * median absolute deviation of the steps, images/s'
   ),
   'step_seconds': Field('numbers', 'throughput', 'of each timed step'),
-  'step_images': Field('counts', 'throughput', 'of each timed step, on all devices'),
+  'step_images': Field(
+    'counts', 'throughput', 'of each timed step, on all devices of this process'
+  ),
   'step_seconds_mean': Field('number', 'throughput', ''),
   'step_seconds_median': Field('number', 'throughput', ''),
   'step_seconds_percentiles': Field(

@@ -23,6 +23,7 @@ from __future__ import annotations  # hpm.TrainStep in a signature would import 
 from collections.abc import Iterator, Sequence
 import contextlib
 import datetime
+import math
 import os
 from pathlib import Path
 import shlex
@@ -40,6 +41,7 @@ from benchmarks import (
   local_cluster,
   loop,
   machine,
+  member,
   plan,
   presets,
   process,
@@ -47,6 +49,7 @@ from benchmarks import (
   results,
   runs,
   saving,
+  watching,
 )
 from benchmarks.loop import say
 import hpm
@@ -84,7 +87,8 @@ def main(arguments: Sequence[str]) -> int:
         runs.repeated(arguments, options.num_runs, record, stop)
       else:
         benchmark(options, record, stop)
-      note_published(options, record)
+      if 'images_per_second' in record:
+        note_published(options, record)
     say(closing(options, record))
   except Finished as finished:
     say(f'Nothing to do: {finished}')
@@ -94,6 +98,8 @@ def main(arguments: Sequence[str]) -> int:
   except BrokenPipeError:  # nobody reads on, as in `run.py | head`
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1
+  except hpm.cluster.PeerError:  # which the watch has explained
+    return watching.EXIT_CODE
   except runs.Refused:  # which the run itself has explained
     return 2
   except (UsageError, DataError, loop.RunError, OSError) as error:
@@ -106,11 +112,31 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def benchmark(options: flags.Options, record: dict[str, Any], stop: list[int]) -> None:
-  """Devices, parts, header, loop; what is learned on the way goes into `record`."""
+  """One process's part, alone or in a cluster; what is learned on the way goes into `record`."""
   started = time.perf_counter()
   process.set_environment(flags.runtime.environment(options, dict(os.environ)))
+
+  def write_down(line: str) -> None:
+    if options.result_json:
+      failed = {k: v for k, v in record.items() if k not in results.THROUGHPUT}
+      results.write(options.result_json, {**failed, 'status': 'failed', 'reason': line})
+
+  with member.joined(options, write_down) as part:
+    if part is None:
+      raise Finished('the training is over, and this parameter server with it')
+    benchmark_as(part, options, record, stop, started)
+
+
+def benchmark_as(
+  part: member.Alone,
+  options: flags.Options,
+  record: dict[str, Any],
+  stop: list[int],
+  started: float,
+) -> None:
+  """Devices, parts, header, loop."""
   try:
-    devices = process.devices(options.device, options.num_gpus)
+    devices = part.devices(options.device, options.num_gpus)
   except UsageError as error:
     raise flags.preset.without_devices(options, error) from None
   flags.complete(options, devices)
@@ -118,17 +144,24 @@ def benchmark(options: flags.Options, record: dict[str, Any], stop: list[int]) -
   model = create_model(options)
   pipeline = hpm.pipelines.create(
     options.data_name,
-    **flags.data.pipeline_options(options),
-    batch_size=options.batch_size,
-    image_size=model.image_size,
-    num_classes=model.num_classes,
-    seed=options.tf_random_seed,
+    **{
+      'batch_size': options.batch_size,
+      'image_size': model.image_size,
+      'num_classes': model.num_classes,
+      'seed': options.tf_random_seed,
+      **flags.data.pipeline_options(options),
+      **part.pipeline_options(options),
+    },
   )
-  manager = hpm.variable_mgr.create(
-    options.variable_update, devices, **flags.variables.manager_options(options)
-  )
-  note_parts(record, model, devices, options)
-  epoch_size = epoch_size_of(options, pipeline)
+  with part.scope():
+    manager = hpm.variable_mgr.create(
+      options.variable_update,
+      devices,
+      **flags.variables.manager_options(options),
+      **part.manager_options,
+    )
+  note_parts(record, model, devices, options, part)
+  epoch_size = epoch_size_of(options, pipeline, part.num_workers)
   for line in header.lines(options, devices, epoch_size, record['machine']):
     say(line)
   if options.data_service is not None and options.train_dir is not None:
@@ -140,7 +173,7 @@ def benchmark(options: flags.Options, record: dict[str, Any], stop: list[int]) -
   if options.eval:
     evaluate(options, model, manager, pipeline, record, stop, started)
   else:
-    measure(options, model, manager, pipeline, epoch_size, record, stop, started)
+    measure(part, options, model, manager, pipeline, epoch_size, record, stop, started)
   note_skipped(record, pipeline)
 
 
@@ -165,6 +198,7 @@ def evaluate(
 
 
 def measure(
+  part: member.Alone,
   options: flags.Options,
   model: hpm.models.Model,
   manager: hpm.variable_mgr.VariableManager,
@@ -176,20 +210,27 @@ def measure(
 ) -> None:
   """Training, or inference alone: from the newest checkpoint, if there is one, to the goal."""
   done = position = 0
+  directory = options.train_dir if part.is_chief else None
   if options.forward_only:
     manager.create(*model.init(options.tf_random_seed))
     step = hpm.EvalStep(model, manager, xla=options.xla)
   else:
-    step = create_train_step(options, model, manager, epoch_size)
-    done, position = saving.resume(options.train_dir, step, pipeline, record)
+    with part.scope():
+      step = create_train_step(options, model, manager, epoch_size)
+    step = part.training(step)
+    done, position = saving.resume(directory, step, pipeline, record, part.number)
+    if not options.cross_replica_sync:  # the steps of all workers are counted
+      done = position // (options.batch_size * len(manager.devices))
   work = flags.steps.plan(options, epoch_size, done, position)
   if not work.num_steps:
     raise Finished(flags.steps.finished(options, done, position))
 
+  # Whole passes end with the data: the shares of workers may differ by some samples.
+  by_data = part.num_workers > 1 and options.num_epochs is not None
   steps = loop.watched(
     step,
     pipeline,
-    work.num_steps,
+    None if by_data else work.num_steps,
     position,
     steps_per_call=options.steps_per_call,
     private_threads=options.datasets_num_private_threads,
@@ -197,16 +238,17 @@ def measure(
   saved = saving.Saving(
     step,
     pipeline,
-    options.train_dir,
+    directory,
     stop,
     every_steps=options.save_model_steps,
     every_s=options.save_model_secs,
     keep=options.max_ckpts_to_keep or 0,
     record=record,
   )
-  steps = profiled(options, saved.over(steps), work.num_warmup, record)
+  steps = profiled(options, saved.over(part.stages(steps)), work.num_warmup, record)
   lines = flags.lines.shown(options)
-  loop.measure(steps, work.num_warmup, work.num_steps - work.num_warmup, lines, record, started)
+  num_timed = work.num_steps - work.num_warmup
+  loop.measure(steps, work.num_warmup, num_timed, lines, record, started, part.total)
   saved.finish()
   if options.graph_file is not None:
     profiling.write_graph(options.graph_file, step, pipeline)
@@ -245,13 +287,20 @@ def create_train_step(
   )
 
 
-def epoch_size_of(options: flags.Options, pipeline: hpm.pipelines.Pipeline) -> int | None:
-  """Images a pass over the data; None where nothing asks: of large data, counting takes a while."""
+def epoch_size_of(
+  options: flags.Options, pipeline: hpm.pipelines.Pipeline, num_workers: int
+) -> int | None:
+  """Images a pass over the data; None where nothing asks: of large data, counting takes a while.
+
+  Of several workers it is the largest share, the same number for all.
+  """
   if options.data_dir is None:
-    return flags.data.SYNTHETIC_EPOCH
+    return math.ceil(flags.data.SYNTHETIC_EPOCH / num_workers)
   training = not options.eval and not options.forward_only
   needed = options.num_epochs is not None or (training and flags.schedule.needs_epochs(options))
-  return pipeline.epoch_size if needed else None
+  if not needed or num_workers == 1:
+    return pipeline.epoch_size if needed else None
+  return math.ceil(sum(pipeline.source.counts) / num_workers)
 
 
 def profiled(
@@ -268,7 +317,11 @@ def profiled(
 
 
 def note_parts(
-  record: dict[str, Any], model: hpm.models.Model, devices: Sequence[str], options: flags.Options
+  record: dict[str, Any],
+  model: hpm.models.Model,
+  devices: Sequence[str],
+  options: flags.Options,
+  part: member.Alone,
 ) -> None:
   """Puts into `record` what the run is made of."""
   record['machine'] |= {
@@ -283,8 +336,10 @@ def note_parts(
     'num_parameters': model.num_params,
     'devices': list(devices),
     'batch_size_per_device': options.batch_size,
-    'batch_size_global': options.batch_size * len(devices),
+    'batch_size_global': options.batch_size * len(devices) * flags.cluster.num_together(options),
   }
+  if part.num_workers > 1:
+    record |= {'worker': part.number, 'num_workers': part.num_workers}
 
 
 def note_skipped(record: dict[str, Any], pipeline: hpm.pipelines.Pipeline) -> None:
@@ -353,6 +408,8 @@ def closing(options: flags.Options, record: dict[str, Any]) -> str:
   file = f'Result: {options.result_json}. ' if options.result_json else ''
   if options.num_runs > 1:
     return f'{file}Next: {shlex.join(["python", "benchmarks/run.py", "--help"])}'
+  if flags.cluster.cluster(options) is not None:
+    return f'{file}Done'
   command = shlex.join(['python', 'benchmarks/run.py', *flags.next_command(options)])
   return f'{file}Next: {command}'
 

@@ -44,6 +44,7 @@ class Saving:
   ):
     self._step, self._pipeline, self._stop = step, pipeline, stop
     self._every_steps, self._every_s = every_steps, every_s
+    self._agrees = hasattr(step, 'stopped')
     self._record = record
     self._writer = None if directory is None else hpm.checkpoint.Writer(directory, keep or None)
     self._path: str | None = None
@@ -58,10 +59,14 @@ class Saving:
       yield step
       if not step.settled:
         continue
-      if self._stop:
+      if self._stop and self._agrees:
+        self._step.stop = True  # all workers stop, after the same step
+      elif self._stop:
         self._end()
       if self._writer is not None and self._due(step):
         self._save()
+    if self._agrees and self._step.stopped:
+      self._end()
 
   def finish(self) -> None:
     """The checkpoint at the end of a run."""
@@ -88,7 +93,8 @@ class Saving:
 
   def _save(self) -> None:
     self._written()
-    position = int(self._step.named_variables()['samples'])
+    consumed = getattr(self._step, 'consumed', None)  # by each worker; the first one saves
+    position = consumed[0] if consumed else self._step.progress()[1]
     self._path = self._writer.save(self._step, self._pipeline.state(position))
     self._saved_at, self._saved_step = time.monotonic(), self._done()
 
@@ -100,19 +106,41 @@ class Saving:
     return self._path
 
   def _done(self) -> int:
-    return int(self._step.named_variables()['step']) if self._writer is not None else 0
+    return self._step.progress()[0] if self._writer is not None else 0
 
 
 def resume(
-  directory: str | None, step: hpm.TrainStep, pipeline: hpm.pipelines.Pipeline, record: dict
+  directory: str | None,
+  step: hpm.TrainStep,
+  pipeline: hpm.pipelines.Pipeline,
+  record: dict,
+  worker: int = 0,
 ) -> tuple[int, int]:
-  """Goes on from the newest checkpoint, if there is one; returns the steps and images behind it."""
-  if directory is None or hpm.checkpoint.latest(directory) is None:
+  """Goes on from the newest checkpoint, if there is one.
+
+  Of several workers the chief alone has a directory; the others get from it where they are.
+
+  Returns:
+    The steps behind it, and the images that this process has taken for them.
+  """
+  found = directory is not None and hpm.checkpoint.latest(directory) is not None
+  facts: dict[str, Any] = {}
+  path = directory
+  if found:
+    path = record['resumed_from'] = restore(directory, step)
+    facts = hpm.checkpoint.facts(path)
+  if hasattr(step, 'begin'):
+    if found:
+      equal = [step.progress()[1] // len(step.consumed)] * len(step.consumed)
+      known = facts.get('consumed', [])
+      step.consumed = known if len(known) == len(equal) else equal
+    step.begin()
+    done, position = step.progress()[0], step.consumed[worker]
+  elif found:
+    done, position = step.progress()
+  if not found and not (worker and position):
     return 0, 0
-  path = record['resumed_from'] = restore(directory, step)
-  named = step.named_variables()
-  done, position = int(named['step']), int(named['samples'])
-  state = hpm.checkpoint.facts(path).get('pipeline') or pipeline.state(position)
+  state = facts.get('pipeline') or pipeline.state(position)
   try:
     pipeline.restore(state)
   except UsageError as error:

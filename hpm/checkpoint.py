@@ -187,7 +187,8 @@ def read(path: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 def facts(path: str) -> dict[str, Any]:
   """What stands beside the values: 'model', 'variable_update', 'num_devices', 'pipeline'.
 
-  'pipeline' is the state that `save` was given, if it was.
+  'pipeline' is the state that `save` was given, if it was. Of a training over several processes it
+  is the chief's, and 'consumed' says how many samples each worker has taken.
 
   Raises:
     DataError: there is no checkpoint, or it is damaged or of a newer schema.
@@ -264,6 +265,9 @@ def _meta(train_step: TrainStep, pipeline_state: Mapping[str, int] | None) -> di
     'variable_update': train_step.manager.name,
     'num_devices': len(train_step.manager.devices),
   }
+  consumed = getattr(train_step, 'consumed', None)
+  if consumed is not None:
+    meta['consumed'] = list(consumed)
   return meta if pipeline_state is None else {**meta, 'pipeline': dict(pipeline_state)}
 
 

@@ -177,6 +177,12 @@ def local_tasks(options) -> Local | None:
   return _local_tasks(options) if options.local_cluster else None
 
 
+def num_together(options) -> int:
+  """Workers whose batches make one step."""
+  there = local_tasks(options) or cluster(options)
+  return there.num_workers if there is not None and options.cross_replica_sync else 1
+
+
 def shared(options) -> dict[str, str]:
   """Flag -> value of what all processes must have been started with alike."""
   differing = {

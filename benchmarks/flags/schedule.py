@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
+from benchmarks.flags import cluster
 from hpm import errors
 from hpm.errors import UsageError
 
@@ -133,7 +134,8 @@ def complete(options) -> None:
 def batch(options) -> int:
   """Images behind one update: the global batch, or where nothing is shared that of one device."""
   alone = options.variable_update == 'independent'
-  return options.batch_size * (1 if alone else options.num_gpus)
+  together = 1 if alone else options.num_gpus * cluster.num_together(options)
+  return options.batch_size * together
 
 
 def needs_epochs(options) -> bool:
@@ -154,6 +156,7 @@ def create(options, epoch_size: int | None, num_steps: int) -> float | Schedule:
   from hpm.optimizers import schedules
 
   def steps(epochs: float) -> int:
+    # In a cluster both are one worker's share.
     return schedules.epochs(epochs, epoch_size, options.batch_size * options.num_gpus)
 
   kind, rate = _kind(options), options.init_learning_rate

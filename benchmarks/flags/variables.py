@@ -6,6 +6,7 @@ from typing import Any
 
 from absl import flags
 
+from benchmarks.flags import cluster
 from hpm import errors, variable_mgr
 from hpm.errors import UsageError
 from hpm.variable_mgr import spec as specs
@@ -34,6 +35,14 @@ TAKERS = {
 NAMES = ('variable_update', *TAKERS)
 # Flags about updates, which only training makes.
 UPDATES = tuple(name for name in TAKERS if name != 'local_parameter_device')
+# The same across processes; what is not here has no effect there.
+DISTRIBUTED_TAKERS = {
+  'gradient_repacking': ('collective_all_reduce',),
+  'agg_small_grads_max_bytes': ('collective_all_reduce',),
+  'agg_small_grads_max_group': ('collective_all_reduce',),
+  'compact_gradient_transfer': tuple(variable_mgr.DISTRIBUTED_MANAGERS),
+  'gradient_reduction': tuple(variable_mgr.DISTRIBUTED_MANAGERS),
+}
 PARAMETER_DEVICE = {'replicated': 'gpu', 'parameter_server': 'cpu'}
 
 _CHOICES = {
@@ -53,7 +62,8 @@ def define(values: flags.FlagValues) -> None:
   string(
     'variable_update',
     'replicated',
-    f'{", ".join(variable_mgr.VARIABLE_MANAGERS)}, or module:class for a manager of your own. '
+    f'{", ".join(variable_mgr.VARIABLE_MANAGERS)}; across processes '
+    f'{", ".join(variable_mgr.DISTRIBUTED_MANAGERS)}; or module:class for a manager of your own. '
     'Default: replicated.',
   )
   string(
@@ -133,11 +143,19 @@ def define(values: flags.FlagValues) -> None:
 
 def check(options) -> None:
   manager = options.variable_update
+  if manager == 'distributed_all_reduce':  # tf_cnn_benchmarks' name
+    manager = options.variable_update = 'collective_all_reduce'
   own = specs.is_path(manager, variable_mgr.VARIABLE_MANAGERS)
-  if not own and manager not in variable_mgr.VARIABLE_MANAGERS:
-    raise errors.unknown('--variable_update', manager, variable_mgr.VARIABLE_MANAGERS)
+  known = {**variable_mgr.VARIABLE_MANAGERS, **variable_mgr.DISTRIBUTED_MANAGERS}
+  if not own and manager not in known:
+    raise errors.unknown('--variable_update', manager, known)
   for name, takers in TAKERS.items():
-    if manager not in takers:
+    if _distributed(options):
+      if manager not in DISTRIBUTED_TAKERS.get(name, ()):
+        options.refuse_given(
+          [name], f'has no effect with --variable_update={manager} across processes: drop it'
+        )
+    elif manager not in takers:
       options.refuse_given(
         [name],
         f'has no effect with --variable_update={manager}: drop it, or use '
@@ -165,7 +183,8 @@ def check(options) -> None:
 
 
 def complete(options) -> None:
-  takes = [name for name, takers in TAKERS.items() if options.variable_update in takers]
+  takers_of = DISTRIBUTED_TAKERS if _distributed(options) else TAKERS
+  takes = [name for name, takers in takers_of.items() if options.variable_update in takers]
   if options.device == 'cpu':
     _refuse_nccl(options)
   if options.all_reduce_spec is None and 'all_reduce_spec' in takes:
@@ -218,6 +237,11 @@ def manager_options(options) -> dict[str, Any]:
 def step_options(options) -> dict[str, Any]:
   """What `hpm.TrainStep` takes of this concern."""
   return {'gradient_reduction': options.gradient_reduction}
+
+
+def _distributed(options) -> bool:
+  """Whether several processes train one model."""
+  return cluster.local_tasks(options) is not None or cluster.cluster(options) is not None
 
 
 def _check_place(options) -> None:

@@ -1,0 +1,183 @@
+"""This process as one of those that train a model: alone, a worker, or a parameter server.
+
+`Alone` and `Worker` have the same methods, so that the driver reads the same for both.
+"""
+
+from __future__ import annotations  # hpm.TrainStep in a signature would import TensorFlow
+
+from collections.abc import Callable, Iterator, Sequence
+import contextlib
+from typing import Any
+
+from benchmarks import flags, process, speed, watching
+from benchmarks.loop import Step, say
+import hpm
+from hpm.cluster.spec import Cluster
+from hpm.cluster.watchdog import Stages
+
+__all__ = ['Alone', 'Worker', 'joined', 'serve']
+
+
+class Alone:
+  """One process, with all devices.
+
+  Attributes:
+    number, num_workers: which of how many workers this is.
+    is_chief: whether it reads and writes checkpoints.
+    manager_options, pipeline_options: what its part of a cluster adds to these.
+  """
+
+  number = 0
+  num_workers = 1
+  is_chief = True
+
+  def __init__(self) -> None:
+    self.manager_options: dict[str, Any] = {}
+
+  def devices(self, kind: str | None, count: int | None) -> tuple[str, ...]:
+    """Starts TensorFlow; device strings."""
+    return process.devices(kind, count)
+
+  def pipeline_options(self, options: flags.Options) -> dict[str, Any]:
+    return {}
+
+  def scope(self) -> contextlib.AbstractContextManager[None]:
+    """Inside, managers and steps are made."""
+    return contextlib.nullcontext()
+
+  def training(self, step: hpm.TrainStep) -> Any:
+    """What runs the step."""
+    return step
+
+  def stages(self, steps: Iterator[Step]) -> Iterator[Step]:
+    """The steps, each known to others while it runs."""
+    return steps
+
+  def total(self, images: int, seconds: float) -> tuple[float, str]:
+    """Of this process's timed images and seconds: images a second of all workers, and its line."""
+    total = images / seconds
+    return total, speed.summary(total)
+
+
+class Worker(Alone):
+  """A worker of a cluster.
+
+  Args:
+    cluster: who takes part.
+    options: the flags.
+    watch: sees who is alive.
+    stages: what this process is doing.
+  """
+
+  def __init__(
+    self, cluster: Cluster, options: flags.Options, watch: hpm.cluster.Watch, stages: Stages
+  ):
+    super().__init__()
+    self.number, self.num_workers = cluster.task_index, cluster.num_workers
+    self.is_chief = cluster.is_chief
+    self._cluster, self._watch, self._stages = cluster, watch, stages
+    self._synchronous = options.cross_replica_sync
+    self._mode = options.variable_update
+    self._runtime: Any = None
+
+  def devices(self, kind, count):
+    def join(kind: str, devices: Sequence[str]) -> tuple[str, ...]:
+      self._runtime = hpm.cluster.join(self._cluster, len(devices), kind)
+      return self._runtime.devices
+
+    devices = process.devices(kind, count, join)
+    self._watch.wait_for_servers(
+      task for task in self._cluster.tasks if task.startswith('ps:') or not self._cluster.ps_hosts
+    )
+    self.manager_options = dict(self._runtime.options)
+    if self._mode == 'parameter_server':
+      self.manager_options['cross_replica_sync'] = self._synchronous
+    return devices
+
+  def pipeline_options(self, options):
+    if options.data_dir is None:
+      return {'seed': options.tf_random_seed + self.number}
+    if options.data_service is not None:
+      return {'service_job': 'hpm'}
+    return {'num_shards': self.num_workers, 'shard_index': self.number}
+
+  def scope(self):
+    return self._runtime.scope()
+
+  def training(self, step):
+    return self._runtime.training(step)
+
+  def stages(self, steps):
+    number = 1
+    while True:
+      self._stages.enter('step', number)
+      step = next(steps, None)
+      if step is None:
+        self._stages.enter('end')
+        return
+      yield step
+      number += 1
+
+  def total(self, images, seconds):
+    """The chief's is that of all workers, and comes when they are done; others give their own."""
+    own = images / seconds
+    line = f'images/sec of {self._cluster.task}: {own:.2f}'
+    if not self.is_chief:
+      self._watch.leave({'images': images, 'seconds': seconds})
+      return own, line
+    workers = [f'worker:{i}' for i in range(1, self.num_workers)]
+    self._watch.wait_until_left(workers)
+    reports = [report for worker in workers if (report := self._watch.reports.get(worker))]
+    total = (images + sum(r['images'] for r in reports)) / max(
+      seconds, *(r['seconds'] for r in reports), 0.0
+    )
+    return total, f'{line}\n{speed.summary(total)}'
+
+  def close(self) -> None:
+    """Ends what was joined."""
+    if self._runtime is not None:
+      self._runtime.close()
+
+
+@contextlib.contextmanager
+def joined(options: flags.Options, last_words: Callable[[str], None]) -> Iterator[Alone | None]:
+  """This process's part, while it lasts; None for a parameter server, when it has served.
+
+  Args:
+    options: the flags.
+    last_words: called with one line before the death of another task ends this process.
+
+  Raises:
+    hpm.cluster.PeerError: another task has died; the line has been printed.
+  """
+  cluster = flags.cluster.cluster(options)
+  if cluster is None:
+    yield Alone()
+    return
+  stages = Stages()
+  guard = watching.Guard(
+    cluster, synchronous=options.cross_replica_sync, stages=stages, last_words=last_words
+  )
+  with watching.watched(
+    guard,
+    cluster,
+    stages,
+    shared=flags.cluster.shared(options),
+    timeout_s=options.heartbeat_timeout_s,
+    startup_timeout_s=options.cluster_timeout_s,
+  ) as watch:
+    if cluster.job_name == 'ps':
+      serve(cluster, watch)
+      yield None
+      return
+    worker = Worker(cluster, options, watch, stages)
+    with guard.explaining(Exception):
+      yield worker
+    worker.close()
+
+
+def serve(cluster: Cluster, watch: hpm.cluster.Watch) -> None:
+  """What a parameter server does until the chief has left."""
+  process.start_server(cluster)
+  say(f'{cluster.task} serves at {cluster.address}')
+  watch.wait_for_end()
