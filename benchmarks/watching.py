@@ -12,16 +12,19 @@ import sys
 import threading
 import time
 
+from benchmarks import saving
 from benchmarks.loop import say
 from hpm.cluster import listening
 from hpm.cluster.heartbeat import Death, PeerError, Watch
 from hpm.cluster.spec import Cluster, parse_address
 from hpm.cluster.watchdog import Stages
+from hpm.errors import UsageError
 
-__all__ = ['EXIT_CODE', 'GRACE_S', 'Guard', 'warnings', 'watched']
+__all__ = ['EXIT_CODE', 'GRACE_S', 'ORDERLY', 'Guard', 'warnings', 'watched']
 
 EXIT_CODE = 3  # of a process that ends because another task has died
 GRACE_S = 2.0  # for the main thread to end by itself
+ORDERLY = (saving.Stopped,)  # after these the others are not to be told of an error
 _EXPLAINED_S = 5.0  # for the heartbeat to name who caused an error in TensorFlow
 
 
@@ -83,6 +86,8 @@ class Guard:
     """
     try:
       yield
+    except (UsageError, PeerError, *ORDERLY):
+      raise  # which say by themselves what they are
     except kinds:
       until = time.monotonic() + _EXPLAINED_S
       while self._fatal is None and time.monotonic() < until:
@@ -138,6 +143,8 @@ def watched(
 
   Raises:
     UsageError, PeerError: as `Watch` does; the line of a PeerError has been printed.
+
+  A run that was told to stop, and has, leaves in order.
   """
   with Watch(
     cluster,
@@ -148,4 +155,8 @@ def watched(
     startup_timeout_s=startup_timeout_s,
   ) as watch:
     watch.wait_for_all()
-    yield watch
+    try:
+      yield watch
+    except ORDERLY:
+      watch.leave()
+      raise

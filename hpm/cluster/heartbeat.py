@@ -27,6 +27,7 @@ import threading
 import time
 from types import TracebackType
 from typing import Any
+import uuid
 
 from hpm.cluster import listening
 from hpm.cluster.spec import Cluster, parse_address
@@ -94,6 +95,7 @@ class Watch:
   Attributes:
     deaths: task -> its death, in the order in which they became known.
     reports: of the chief: task -> what it gave to `leave`.
+    run_id: a name for this run, the same in all tasks as soon as they have joined; '' before.
 
   Raises:
     UsageError: the chief can't listen at its address.
@@ -115,6 +117,7 @@ class Watch:
     self.cluster = cluster
     self.deaths: dict[str, Death] = {}
     self.reports: dict[str, Any] = {}
+    self.run_id = uuid.uuid4().hex if cluster.is_chief else ''
     self._on_death, self._what, self._shared = on_death, what, dict(shared or {})
     self._timeout_s, self._startup_timeout_s = timeout_s, startup_timeout_s
     self._interval_s = min(1.0, timeout_s / 5)
@@ -402,7 +405,7 @@ class _Chief:
       watch._note_joined([task])
       for death in watch.deaths.values():
         line.send({'dead': dataclasses.asdict(death)})
-      self._tell({'joined': sorted(watch._joined)})
+      self._tell({'joined': sorted(watch._joined), 'run': watch.run_id})
 
   def _dismiss(self, line: Line, message: Mapping[str, Any]) -> None:
     task = str(line.task)
@@ -505,6 +508,7 @@ class _Member:
     if 'beat' in message:
       line.doing = str(message['beat'])
     elif 'joined' in message:
+      watch.run_id = str(message['run'])
       watch._note_joined(message['joined'])
     elif 'left' in message:
       watch._note_left(message['left'])

@@ -1,14 +1,14 @@
 """A process of a cluster that waits for ever in one call, for the tests of its guard.
 
 python guarded.py '{"task": ..., "worker_hosts": [...], "ps_hosts": [...], "synchronous": true,
-                    "then": "block" or "check" or "fail"}'
+                    "then": "block", "check", "fail" or "stop"}'
 """
 
 import json
 import sys
 import time
 
-from benchmarks import watching
+from benchmarks import saving, watching
 from hpm.cluster.heartbeat import PeerError
 from hpm.cluster.spec import Cluster
 from hpm.cluster.watchdog import Stages
@@ -40,13 +40,18 @@ def main() -> int:
           with guard.explaining(ConnectionError):
             time.sleep(settings.get('after_s', 2.0))
             raise ConnectionError('UNAVAILABLE')
+        elif settings['then'] == 'stop':
+          raise saving.Stopped('stopped by SIGTERM')
         while settings['then'] == 'check':
           guard.check()
           time.sleep(0.05)
-      watch.wait_for_end()
+        if settings['then'] == 'serve':
+          watch.wait_for_end()
   except PeerError as error:
     print(f'by itself: {error}', flush=True)
     return watching.EXIT_CODE
+  except saving.Stopped:
+    return 143
   except ConnectionError as error:
     print(f'unexplained: {error}', flush=True)
     return 1

@@ -38,6 +38,7 @@ def main() -> int:
         if verb == 'wait':
           watch.wait_for_all()
           stages.enter('step', 7)
+          say(f'run {watch.run_id}')
         elif verb == 'servers':
           watch.wait_for_servers()
         elif verb == 'leave':

@@ -103,6 +103,15 @@ def gathered(members: list[Member]) -> None:
     member.expect('wait done')
 
 
+def test_all_tasks_have_one_name_for_their_run(start):
+  members = start(2, 1)
+  for member in members:
+    member.tell('wait')
+  names = {member.expect('run ') for member in members}
+  assert len(names) == 1
+  assert len(names.pop()) == len('run ') + 32
+
+
 @pytest.mark.parametrize('victim', [0, 1, 2])
 def test_a_killed_task_is_named_by_all_others_within_seconds(start, victim):
   members = start(2, 1)

@@ -102,6 +102,12 @@ def test_an_error_that_no_death_explains_is_raised_and_told(start):
   assert err.startswith('error: worker:1 has ended with an error: UNAVAILABLE')
 
 
+def test_a_run_that_is_told_to_stop_ends_all_in_order(start):
+  processes = start('stop', 'stop', 'serve', num_ps=1)
+  assert [process.wait(15) for process in processes] == [143, 143, 0]
+  assert [process.stderr.read() for process in processes] == ['', '', '']
+
+
 def test_asynchronous_workers_go_on_without_another_and_say_so(start):
   chief, worker, last, server = start(
     'check', 'block', 'check', 'check', num_ps=1, synchronous=False
