@@ -21,6 +21,7 @@ __all__ = ['MEMORIES_GB', 'main', 'show']
 
 MEMORIES_GB = (12, 16, 80)  # K80 (each of its GPUs), P100 and V100, A100 and H100
 _SHARES = (0.05, 0.15, 0.5)
+_MANY = 32  # rows of a table
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -47,15 +48,14 @@ def show(options: Any) -> None:
   import hpm
   from hpm import planning
 
-  def make_step() -> hpm.TrainStep:
+  with tf.Graph().as_default():
     manager = hpm.variable_mgr.create(
       options.variable_update, devices, **flags.variables.manager_options(options)
     )
     model = run.create_model(options)
-    return run.create_train_step(options, model, manager, flags.data.SYNTHETIC_EPOCH)
-
-  with tf.Graph().as_default():
-    plan = hpm.plan(make_step(), options.batch_size)
+    step = run.create_train_step(options, model, manager, flags.data.SYNTHETIC_EPOCH)
+    plan = hpm.plan(step, options.batch_size)
+    batches = planning.largest_batches(step, plan, [memory * 10**9 for memory in MEMORIES_GB])
   console.print(
     f'{options.model}, {options.batch_size} images on each of {count} {kind} '
     f'device{"s" if count > 1 else ""}, {options.variable_update}'
@@ -66,15 +66,9 @@ def show(options: Any) -> None:
     console.print(line, soft_wrap=True)
   console.print(_memory(plan))
   console.print(_transfers(plan))
-  total = sum(wait.bytes for wait in plan.waits)
-  for share in _SHARES:
-    ready = sum(wait.bytes for wait in plan.waits if wait.share <= share)
-    console.print(
-      f"{ready / total:6.1%} of the gradients' bytes need at most {share:.0%} of backprop's "
-      'multiply-adds before them'
-    )
-  for memory in MEMORIES_GB:
-    batch = planning.largest_batch(make_step, memory * 10**9)
+  for line in _overlap(plan):
+    console.print(line)
+  for memory, batch in zip(MEMORIES_GB, batches, strict=True):
     console.print(f'largest batch per device in {memory} GB: {batch}')
   console.print(
     "Memory is that of tensors; workspace of kernels, the allocator's losses and the CUDA context "
@@ -83,31 +77,66 @@ def show(options: Any) -> None:
 
 
 def _memory(plan: Any) -> rich.table.Table:
+  """A row a device; where there are many, one for all that need the same."""
   table = rich.table.Table(title='Memory, MiB', title_justify='left')
-  columns = ('device', 'variables', 'slots', 'batches', 'tower', 'aggregation', 'in all')
-  for column in columns:
+  columns = ('device', 'variables', 'slots', 'batches', 'activations', 'gradients', 'aggregation')
+  for column in (*columns, 'in all'):
     table.add_column(column, justify='left' if column == 'device' else 'right')
+  rows: dict[Any, list[str]] = {}
   for device in plan.devices:
-    parts = (device.variables, device.slots, device.batches, device.tower, device.aggregation)
-    sizes = (*parts, device.total_bytes)
-    table.add_row(device.device.removeprefix('/device:'), *(f'{n / 2**20:.1f}' for n in sizes))
+    sizes = (*(getattr(device, column) for column in columns[1:]), device.total_bytes)
+    key = sizes if len(plan.devices) > _MANY else device.device
+    rows.setdefault((key, sizes), []).append(device.device.removeprefix('/device:'))
+  for (_, sizes), names in rows.items():
+    name = names[0] if len(names) == 1 else f'{len(names)}: {names[0]} ... {names[-1]}'
+    table.add_row(name, *(f'{n / 2**20:.1f}' for n in sizes))
   return table
 
 
 def _transfers(plan: Any) -> rich.table.Table:
-  """By kind of link and pair of kinds; the single pairs where they are few."""
+  """A row a pair of devices; where there are many, one for all pairs of the same kinds."""
+  rows: dict[tuple[str, str, str], list[Any]] = {}
+  for transfer in plan.transfers:
+    ends = [end.replace('/device:', '') for end in (transfer.source, transfer.destination)]
+    if len(plan.transfers) > _MANY and transfer.link != 'collective':
+      ends = [end.partition(':')[0] for end in ends]
+    rows.setdefault((transfer.link, *ends), []).append(transfer)
   table = rich.table.Table(title='Transfers a step', title_justify='left')
-  for column in ('from', 'to', 'link', 'tensors', 'MiB'):
-    table.add_column(column, justify='right' if column in ('tensors', 'MiB') else 'left')
-  for t in sorted(plan.transfers, key=lambda t: (t.link, t.source, t.destination)):
+  for column in ('from', 'to', 'link', 'pairs', 'tensors', 'MiB', 'largest pair'):
+    table.add_column(column, justify='left' if column in ('from', 'to', 'link') else 'right')
+  for (link, source, destination), found in sorted(rows.items()):
+    sizes = [transfer.bytes for transfer in found]
+    known = None not in sizes
     table.add_row(
-      t.source.removeprefix('/device:'),
-      t.destination.removeprefix('/device:'),
-      t.link,
-      str(t.tensors),
-      '?' if t.bytes is None else f'{t.bytes / 2**20:.2f}',
+      source,
+      destination,
+      link,
+      str(len(found)),
+      str(sum(transfer.tensors for transfer in found)),
+      f'{sum(sizes) / 2**20:.2f}' if known else '?',
+      f'{max(sizes) / 2**20:.2f}' if known else '?',
     )
   return table
+
+
+def _overlap(plan: Any) -> list[str]:
+  """How much of backprop is done before gradients are there, and before they are on their way."""
+  lines = []
+  total = sum(wait.bytes for wait in plan.waits)
+  for share in _SHARES:
+    ready = sum(wait.bytes for wait in plan.waits if wait.share <= share)
+    lines.append(
+      f"{ready / total:6.1%} of the gradients' bytes need at most {share:.0%} of backprop's "
+      'multiply-adds before them'
+    )
+  if plan.buckets:
+    first, last = plan.buckets[0], plan.buckets[-1]
+    middle = plan.buckets[len(plan.buckets) // 2]
+    lines.append(
+      f'reduced as {len(plan.buckets)}: the first waits for {first.share:.0%} of backprop, the '
+      f'middle one for {middle.share:.0%}, the last for {last.share:.0%}'
+    )
+  return lines
 
 
 if __name__ == '__main__':

@@ -4,17 +4,20 @@
     manager = hpm.variable_mgr.create('replicated', [f'/GPU:{i}' for i in range(8)])
     step = hpm.TrainStep(hpm.models.create('vgg16'), manager, optimizer)
     plan = hpm.plan(step, batch_size=64)
-  print(plan.devices[0].total_bytes, plan.transfers)
+    (largest,) = planning.largest_batches(step, plan, [16 * 10**9])
+  print(plan.devices[0].total_bytes, plan.transfers, largest)
 
 Memory is counted by liveness: the tower's ops in the order in which they were built, each tensor
 from its op to its last use, elementwise ops in place where TensorFlow may do so. What a kernel
 takes for itself while it runs (convolution workspace) is not in the graph, and not in here.
 """
 
+import bisect
 import collections
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 import dataclasses
 import math
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -23,13 +26,15 @@ from hpm.errors import UsageError
 from hpm.step import TrainStep
 
 __all__ = [
+  'Bucket',
   'DevicePlan',
   'GradientWait',
+  'Peak',
   'Plan',
   'Transfer',
   'gradient_waits',
-  'largest_batch',
-  'peak_bytes',
+  'largest_batches',
+  'peak',
   'plan',
 ]
 
@@ -46,7 +51,8 @@ _VIEWS = {
   'EnsureShape',
 }
 # What gradients are summed and packed by.
-_AGGREGATING = {'AddN', 'AddV2', 'CollectiveReduceV2', 'ConcatV2', 'NcclAllReduce'}
+_COLLECTIVES = {'CollectiveReduceV2', 'NcclAllReduce'}
+_AGGREGATING = {'AddN', 'AddV2', 'ConcatV2', *_COLLECTIVES}
 # Elementwise ops that TensorFlow computes in an input's memory if nothing else needs that input.
 _IN_PLACE = {
   'Add',
@@ -79,7 +85,8 @@ class DevicePlan:
     variables: parameters and state that live here, and counters.
     slots: the optimizer's.
     batches: the batch that is computed on, and the staged one.
-    tower: the largest sum of a tower's live tensors: activations, and the gradients so far.
+    activations, gradients: the tower's tensors when most of them are alive: the gradients that are
+      there by then, and all others.
     aggregation: gradients as received and summed here, beside the tower's own.
   """
 
@@ -87,8 +94,13 @@ class DevicePlan:
   variables: int
   slots: int
   batches: int
-  tower: int
+  activations: int
+  gradients: int
   aggregation: int
+
+  @property
+  def tower(self) -> int:
+    return self.activations + self.gradients
 
   @property
   def total_bytes(self) -> int:
@@ -101,7 +113,8 @@ class Transfer:
   """What one device sends to another in a step.
 
   Attributes:
-    source, destination: device strings; equal to 'all' for a collective.
+    source, destination: device strings; of a collective both are its members: 'all' (of the
+      towers' devices), or '/device:GPU:0, /device:GPU:1'.
     link: 'host-device', 'device-device', 'host' or 'collective'.
     tensors: number.
     bytes: None where a shape isn't static. Of a collective what each device sends in a ring of n,
@@ -131,6 +144,33 @@ class GradientWait:
 
 
 @dataclasses.dataclass(frozen=True)
+class Bucket:
+  """Gradients that are reduced as one.
+
+  Attributes:
+    names: of the parameters.
+    bytes: of these gradients in whole, of which a bucket may hold a part.
+    share: of backprop's multiply-adds, those before the last of these gradients.
+  """
+
+  names: tuple[str, ...]
+  bytes: int
+  share: float
+
+
+class Peak(NamedTuple):
+  """The most bytes that are alive at once.
+
+  Attributes:
+    results: of the graph's results, that are there by then.
+    others: of all other tensors.
+  """
+
+  results: int
+  others: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Plan:
   """See the module's docstring.
 
@@ -141,6 +181,8 @@ class Plan:
     towers: device of each tower.
     transfers: by pair of devices and kind of link.
     waits: of each gradient, the first to be there first.
+    buckets: what is reduced between devices, the first to be there first; none where nothing is, or
+      where it is last step's.
   """
 
   batch_size: int
@@ -149,6 +191,7 @@ class Plan:
   towers: list[str]
   transfers: list[Transfer]
   waits: list[GradientWait]
+  buckets: list[Bucket]
 
 
 def plan(step: TrainStep, batch_size: int) -> Plan:
@@ -180,141 +223,249 @@ def plan(step: TrainStep, batch_size: int) -> Plan:
   # One trace serves all towers, so one of them tells for all.
   body = graph._get_function(calls[0].get_attr('f').name).graph
   copies = placement.copies(graph, metrics)
-  params = step.model.param_specs
+  params = sorted(step.model.param_specs)  # as a nest is flattened
   gradients = body.outputs[: len(params)]
-  tower_bytes = peak_bytes(body)
+  tower = _Liveness(body, gradients).peak()
   aggregation = _aggregation_bytes(operations, calls)
-  images = math.prod(step.model.image_shape) * batch_size + 8 * batch_size
   variables = _named(step)
   places = {name: placement.device_of(v.handle.op) for name, v in variables.items()}
   plans = []
   for device in sorted({*devices, *(copy.destination for copy in copies)}, key=_order):
     kept = {name: v for name, v in variables.items() if places[name] == device}
     slots = sum(_size(v) for name, v in kept.items() if '/slots/' in name)
+    towers = devices.count(device)
     plans.append(
       DevicePlan(
         device=device,
         variables=sum(map(_size, kept.values())) - slots,
         slots=slots,
-        batches=2 * images * devices.count(device),
-        tower=tower_bytes * devices.count(device),
+        batches=towers * _batch_bytes(step, batch_size),
+        activations=towers * tower.others,
+        gradients=towers * tower.results,
         aggregation=aggregation.get(device, 0),
       )
     )
-  waits = gradient_waits(body, gradients, sorted(params))  # as a nest is flattened
+  work = _Backprop(body, gradients, compiled=_is_compiled(calls[0]))
   return Plan(
     batch_size=batch_size,
     devices=plans,
     variables=places,
     towers=[placement.device_of(op) for op in calls],
-    transfers=_transfers(copies, placement.collectives(graph, metrics)),
-    waits=waits,
+    transfers=[
+      *_transfers(copies),
+      *_collective_transfers(placement.collectives(graph, metrics), devices),
+      *_tower_transfers(placement.collectives(body), devices),
+    ],
+    waits=work.waits(params),
+    buckets=work.buckets(params, _buckets(operations, calls, len(params)))
+    if step.manager.synchronous
+    else [],
   )
 
 
-def largest_batch(make_step: Callable[[], TrainStep], memory_bytes: int) -> int:
-  """The largest batch per device with which no compute device needs more than `memory_bytes`.
+def largest_batches(step: TrainStep, made: Plan, memories: Sequence[int]) -> list[int]:
+  """For each of `memories` the largest batch per device that fits into every compute device.
+
+  Everything in a tower's memory grows in a straight line with the batch, so two traces of the tower
+  tell the memory of any batch.
 
   Args:
-    make_step: makes the step, in the `tf.Graph` that is current when it is called.
-    memory_bytes: of each compute device.
+    step: that was planned, in the same graph.
+    made: its plan.
+    memories: bytes of each compute device.
 
   Returns:
-    0 if not even a batch of one fits.
+    0 where not even a batch of one fits.
   """
+  small, large = (_Liveness(step.tower_graph(size)) for size in _TRACED_BATCHES)
+  compute = [device for device in made.devices if device.device in made.towers]
 
   def needed(batch_size: int) -> int:
-    with tf.Graph().as_default():
-      step = make_step()
-      compute = {_canonical(device) for device in step.manager.devices}
-      made = plan(step, batch_size)
-    return max(device.total_bytes for device in made.devices if device.device in compute)
+    tower = sum(small.towards(large, (batch_size - 1) / (_TRACED_BATCHES[1] - 1)).peak())
+    return max(
+      device.variables
+      + device.slots
+      + made.towers.count(device.device) * _batch_bytes(step, batch_size)
+      + max(made.towers.count(device.device) * tower, device.aggregation)
+      for device in compute
+    )
 
-  # Nearly a straight line in the batch size, so that few steps of the secant find the end.
-  low, low_bytes = 1, needed(1)
-  if low_bytes > memory_bytes:
-    return 0
-  high, high_bytes = 33, needed(33)
-  while high - low > 1:
-    per_image = (high_bytes - low_bytes) / (high - low)
-    guess = low + int((memory_bytes - low_bytes) / per_image)
-    if high_bytes > memory_bytes:
-      guess = min(max(guess, low + 1), high - 1)
-    elif guess <= high:
-      return high
-    guess_bytes = needed(guess)
-    if guess_bytes <= memory_bytes:
-      low, low_bytes = guess, guess_bytes
-      if high <= low:
-        high, high_bytes = guess + 1, needed(guess + 1)
-    else:
-      high, high_bytes = guess, guess_bytes
-  return low
+  found = []
+  for memory_bytes in memories:
+    least = needed(1)
+    if least > memory_bytes:
+      found.append(0)
+      continue
+    most = 2 + (memory_bytes - least) // _batch_bytes(step, 1)
+    sizes = range(1, most + 1)
+    found.append(bisect.bisect_right(sizes, memory_bytes, key=needed))
+  return found
 
 
-def peak_bytes(graph: tf.Graph) -> int:
+def peak(graph: tf.Graph) -> Peak:
   """The most bytes of tensors that are alive at once while a function's graph runs.
 
   Arguments and constants are the caller's and don't count; results live to the end.
   """
-  arguments = {id(tensor) for tensor in graph.inputs}
-  home: dict[int, int] = {}  # tensor -> the tensor whose memory it lies in
-  last_use: dict[int, int] = {}
-  sizes: dict[int, int] = {}
-  operations = graph.get_operations()
-  for i, op in enumerate(operations):
-    for tensor in op.inputs:
-      owner = home.get(id(tensor), id(tensor))
-      last_use[owner] = i
-    for tensor in op.outputs:
-      if op.type in _VIEWS and op.inputs:
-        home[id(tensor)] = home.get(id(op.inputs[0]), id(op.inputs[0]))
-      else:
-        home[id(tensor)] = id(tensor)
-        last_use[id(tensor)] = i
-        static = op.type in ('Const', 'Placeholder', 'VarHandleOp') or id(tensor) in arguments
-        sizes[id(tensor)] = 0 if static else _bytes(tensor)
-  for tensor in graph.outputs:
-    last_use[home.get(id(tensor), id(tensor))] = len(operations)
-
-  dying: dict[int, list[int]] = {}
-  for owner, i in last_use.items():
-    dying.setdefault(i, []).append(owner)
-  live = peak = 0
-  for i, op in enumerate(operations):
-    ends = set(dying.get(i, ()))
-    made = [id(t) for t in op.outputs if home[id(t)] == id(t)]
-    needed = sum(sizes[key] for key in made)
-    if op.type in _IN_PLACE and made:
-      reusable = {home.get(id(t), id(t)) for t in op.inputs} & ends
-      donor = next((key for key in reusable if sizes.get(key) == sizes[made[0]]), None)
-      if donor is not None:  # the input's memory becomes the output's
-        live -= sizes[donor]
-        sizes[donor] = 0
-    live += needed
-    peak = max(peak, live)
-    live -= sum(sizes.get(key, 0) for key in ends)
-  return peak
+  return _Liveness(graph).peak()
 
 
 def gradient_waits(
   graph: tf.Graph, gradients: Sequence[tf.Tensor], names: Sequence[str]
 ) -> list[GradientWait]:
-  """For each gradient the share of backprop's multiply-adds before it, the first one first.
+  """For each gradient the share of backprop's multiply-adds before it, the first one first."""
+  return _Backprop(graph, gradients).waits(names)
 
-  Backprop are the ops that the gradients need and the forward pass does not hold: those after the
-  first op of a gradient kernel in the graph's order.
+
+_TRACED_BATCHES = (1, 9)
+
+
+class _Liveness:
+  """When each tensor of a function's graph comes to be and ends, and how large it is.
+
+  Args:
+    graph: of the function.
+    results: outputs that `Peak.results` counts; all without any.
   """
-  operations = graph.get_operations()
-  backward = {op for op in operations if _is_backward(op)}
-  work = {op: _multiply_adds(op) for op in backward}
-  total = sum(work.values()) or 1
-  waits = []
-  for name, gradient in zip(names, gradients, strict=True):
-    before = _ancestors(gradient.op)
-    share = sum(work.get(op, 0) for op in before) / total
-    waits.append(GradientWait(name, _bytes(gradient), share))
-  return sorted(waits, key=lambda wait: wait.share)
+
+  def __init__(self, graph: tf.Graph, results: Sequence[tf.Tensor] | None = None):
+    arguments = {id(tensor) for tensor in graph.inputs}
+    operations = graph.get_operations()
+    owner: dict[int, int] = {}  # tensor -> number of the tensor whose memory it lies in
+    last_use: list[int] = []
+    self._sizes: list[float] = []
+    self._made: list[list[int]] = []  # for each op
+    self._donors: list[list[int]] = []  # inputs whose memory its first output may take
+    for i, op in enumerate(operations):
+      inputs = [owner[id(tensor)] for tensor in op.inputs if id(tensor) in owner]
+      for number in inputs:
+        last_use[number] = i
+      made = []
+      for tensor in op.outputs:
+        if op.type in _VIEWS and inputs:
+          owner[id(tensor)] = inputs[0]
+          continue
+        owner[id(tensor)] = len(self._sizes)
+        made.append(len(self._sizes))
+        last_use.append(i)
+        static = op.type in ('Const', 'Placeholder', 'VarHandleOp') or id(tensor) in arguments
+        self._sizes.append(0 if static else _bytes(tensor))
+      self._made.append(made)
+      self._donors.append(inputs if op.type in _IN_PLACE else [])
+    for tensor in graph.outputs:
+      last_use[owner[id(tensor)]] = len(operations)
+    kept = graph.outputs if results is None else results
+    self._results = {owner[id(tensor)] for tensor in kept}
+    self._ending: list[list[int]] = [[] for _ in range(len(operations) + 1)]
+    for number, i in enumerate(last_use):
+      self._ending[i].append(number)
+
+  def towards(self, other: '_Liveness', share: float) -> '_Liveness':
+    """With sizes that are so far on the way (1 is there, and more is beyond) to another's."""
+    if self._made != other._made:
+      raise UsageError('the tower of this model has other ops for another batch size')
+    between = object.__new__(_Liveness)
+    between.__dict__.update(self.__dict__)
+    between._sizes = [a + (b - a) * share for a, b in zip(self._sizes, other._sizes, strict=True)]
+    return between
+
+  def peak(self) -> Peak:
+    sizes, results = list(self._sizes), self._results
+    live = alive_results = most = results_then = 0.0
+    for made, donors, ending in zip(self._made, self._donors, self._ending):
+      if donors and made:
+        ends = set(ending)
+        donor = next((d for d in donors if d in ends and sizes[d] == sizes[made[0]]), None)
+        if donor is not None:  # the input's memory becomes the output's
+          live -= sizes[donor]
+          sizes[donor] = 0
+      for number in made:
+        live += sizes[number]
+        alive_results += sizes[number] if number in results else 0
+      if live > most:
+        most, results_then = live, alive_results
+      for number in ending:
+        live -= sizes[number]
+    return Peak(round(results_then), round(most) - round(results_then))
+
+
+class _Backprop:
+  """How much of backprop comes before each gradient in a tower's graph.
+
+  Backprop are the ops of gradient kernels; counted are the multiply-adds of convolutions and matrix
+  products. Where none is in sight, since they stand inside a loop, or where XLA hands on all
+  results at once, a gradient waits for everything.
+  """
+
+  def __init__(self, graph: tf.Graph, gradients: Sequence[tf.Tensor], compiled: bool = False):
+    work = {op: _multiply_adds(op) for op in graph.get_operations() if _is_backward(op)}
+    self._work = {op: count for op, count in work.items() if count}
+    self._total = sum(self._work.values())
+    self._gradients = gradients
+    whole = compiled or not self._total
+    self._before = [
+      None if whole else {op for op in _ancestors(gradient.op) if op in self._work}
+      for gradient in gradients
+    ]
+
+  def waits(self, names: Sequence[str]) -> list[GradientWait]:
+    found = [
+      GradientWait(name, _bytes(gradient), self._share([i]))
+      for i, (name, gradient) in enumerate(zip(names, self._gradients, strict=True))
+    ]
+    return sorted(found, key=lambda wait: wait.share)
+
+  def buckets(self, names: Sequence[str], members: Iterable[frozenset[int]]) -> list[Bucket]:
+    """One for each set of numbers of gradients."""
+    found = [
+      Bucket(
+        tuple(names[i] for i in sorted(own)),
+        sum(_bytes(self._gradients[i]) for i in own),
+        self._share(own),
+      )
+      for own in members
+    ]
+    return sorted(found, key=lambda bucket: bucket.share)
+
+  def _share(self, numbers: Iterable[int]) -> float:
+    before: set[tf.Operation] = set()
+    for i in numbers:
+      own = self._before[i]
+      if own is None:
+        return 1.0
+      before |= own
+    return sum(self._work[op] for op in before) / self._total
+
+
+def _buckets(
+  operations: Sequence[tf.Operation], calls: Sequence[tf.Operation], num_gradients: int
+) -> list[frozenset[int]]:
+  """Which of a tower's gradients meet those of other towers together.
+
+  Followed from the calls to the ops where several towers' values meet, or that are collectives.
+  """
+  numbers = {call: i for i, call in enumerate(calls)}
+  origin: dict[int, frozenset[tuple[int, int]]] = {}  # tensor -> (tower, gradient)
+  found: dict[frozenset[int], None] = {}
+  for op in operations:
+    if op in numbers:
+      for k, tensor in enumerate(op.outputs[:num_gradients]):
+        origin[id(tensor)] = frozenset([(numbers[op], k)])
+      continue
+    held = [origin[id(tensor)] for tensor in op.inputs if id(tensor) in origin]
+    if not held:
+      continue
+    union = held[0] if len(held) == 1 else frozenset().union(*held)
+    if op.type in _COLLECTIVES or len({tower for tower, _ in union}) > 1:
+      found[frozenset(k for _, k in union)] = None
+    else:
+      origin.update((id(tensor), union) for tensor in op.outputs)
+  return list(found)
+
+
+def _is_compiled(call: tf.Operation) -> bool:
+  attribute = '_XlaMustCompile'
+  return attribute in call.node_def.attr and call.get_attr(attribute)
 
 
 def _is_backward(op: tf.Operation) -> bool:
@@ -370,33 +521,56 @@ def _aggregation_bytes(
   return totals
 
 
-def _transfers(
-  copies: Iterable[placement.Copy], collectives: Iterable[placement.Collective]
-) -> list[Transfer]:
+def _transfers(copies: Iterable[placement.Copy]) -> list[Transfer]:
   pairs: dict[tuple[str, str, str], list[int | None]] = {}
   for copy in copies:
     kinds = {copy.source.split(':')[1], copy.destination.split(':')[1]} == {'CPU'}
     mixed = ('CPU' in copy.source) != ('CPU' in copy.destination)
     link = 'host' if copy.on_host or kinds else 'host-device' if mixed else 'device-device'
     pairs.setdefault((copy.source, copy.destination, link), []).append(copy.bytes)
-  transfers = [
+  return [
     Transfer(source, destination, link, len(sizes), _sum(sizes))
     for (source, destination, link), sizes in pairs.items()
   ]
-  parts = list(collectives)
-  members = len({part.device for part in parts})
-  if parts:
-    first = [part for part in parts if part.device == parts[0].device]
-    size = _sum([part.bytes for part in first])
-    sent = None if size is None else size * 2 * (members - 1) // members
-    transfers.append(Transfer('all', 'all', 'collective', len(first), sent))
-  return transfers
+
+
+def _collective_transfers(
+  parts: Iterable[placement.Collective], towers: Sequence[str]
+) -> list[Transfer]:
+  """One for each set of devices that reduce together."""
+  instances: dict[object, list[placement.Collective]] = {}
+  for part in parts:
+    instances.setdefault(part.instance, []).append(part)
+  groups: dict[tuple[str, ...], list[int | None]] = {}
+  for members in instances.values():
+    devices = tuple(sorted((part.device for part in members), key=_order))
+    groups.setdefault(devices, []).append(members[0].bytes)
+  return [_ring(devices, sizes, towers) for devices, sizes in groups.items()]
+
+
+def _tower_transfers(
+  parts: Sequence[placement.Collective], towers: Sequence[str]
+) -> list[Transfer]:
+  """What synchronised batch norm sums inside the towers, whose trace all devices share."""
+  return [_ring(tuple(towers), [part.bytes for part in parts], towers)] if parts else []
+
+
+def _ring(devices: tuple[str, ...], sizes: list[int | None], towers: Sequence[str]) -> Transfer:
+  name = 'all' if set(devices) == set(towers) else ', '.join(devices)
+  size = _sum(sizes)
+  sent = None if size is None else size * 2 * (len(devices) - 1) // len(devices)
+  return Transfer(name, name, 'collective', len(sizes), sent)
 
 
 def _batch(step: TrainStep, device: str, batch_size: int) -> tuple[tf.Tensor, tf.Tensor]:
   with tf.device(device):
     images = tf.compat.v1.placeholder(tf.uint8, (batch_size, *step.model.image_shape))
     return images, tf.compat.v1.placeholder(tf.int64, (batch_size,))
+
+
+def _batch_bytes(step: TrainStep, batch_size: int) -> int:
+  """The current batch and the staged one: uint8 images, int64 labels."""
+  return 2 * batch_size * (math.prod(step.model.image_shape) + 8)
 
 
 def _named(step: TrainStep) -> dict[str, tf.Variable]:

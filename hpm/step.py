@@ -320,6 +320,25 @@ class TrainStep:
         )
         return metrics, {name: tf.identity(value) for name, value in votes.items()}
 
+  def tower_graph(self, batch_size: int) -> tf.Graph:
+    """The graph of the tower for a batch of this size, traced by itself (see `hpm.plan`)."""
+    copy = self.manager.copy_of(0)
+    specs = [
+      {name: tf.TensorSpec(v.shape, v.dtype) for name, v in variables.items()}
+      for variables in (copy.params, copy.state)
+    ]
+    scale = self._loss_scale
+    return self._tower.get_concrete_function(
+      *specs,
+      tf.TensorSpec([batch_size, *self.model.image_shape], tf.uint8),
+      tf.TensorSpec([batch_size], tf.int64),
+      tf.TensorSpec([2], tf.int32),
+      tf.TensorSpec([])
+      if isinstance(scale, DynamicLossScale) or self._sum_of_means
+      else scale / batch_size,
+      self.manager.cross_replica.token(0) if self.manager.cross_replica else None,
+    ).graph
+
   def named_variables(self) -> dict[str, tf.Variable]:
     """Canonical name -> variable of everything that a resumed run needs (see `hpm.checkpoint`).
 

@@ -45,7 +45,7 @@ def test_a_plan_takes_the_flags_of_the_mode(tmp_path):
   result = run('benchmarks.plan', *ARGUMENTS, *flags, cwd=tmp_path)
   assert re.search(r'│ CPU:0\s+│\s+8\.3 │', result.stdout)
   assert re.search(r'│ GPU:0\s+│\s+0\.0 │\s+0\.0 │', result.stdout)
-  assert re.search(r'│ CPU:0\s+│ GPU:3\s+│ host-device\s+│\s+8 │\s+8\.29 │', result.stdout)
+  assert re.search(r'│ CPU:0\s+│ GPU:3\s+│ host-device\s+│\s+1 │\s+8 │\s+8\.29 │', result.stdout)
 
 
 @pytest.mark.parametrize(
