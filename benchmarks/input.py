@@ -5,8 +5,9 @@
   python -m benchmarks.input --corpus --other_python=PYTHON # one that has torch or grain
 
 DIR holds ImageNet's TFRecords, train-*-of-*; they are brought into the other formats below
---work_dir once. All rows read the same images. The C loop (benchmarks/native/jpeg_loop.c) needs a C
-compiler and libjpeg-turbo's headers; a row whose package isn't there is left out, and said to be.
+--work_dir once. All rows read the same images. The C loop (benchmarks/native/jpeg_loop.c) and the
+rows of the compiled reader need a C compiler and libjpeg-turbo's headers; a row whose package isn't
+there is left out, and said to be.
 
 Each row lives in a process of its own, pinned to one core and then to two, and waits while another
 runs. A round measures every row once, the order turns, and medians over rounds are shown with the
@@ -35,6 +36,7 @@ from typing import Any
 
 from benchmarks import input_worker, machine
 from hpm.errors import DataError, UsageError
+from hpm.pipelines import jpeg_native
 
 __all__ = ['Contender', 'main', 'measure', 'native', 'summary', 'table']
 
@@ -202,6 +204,8 @@ def measure(
     if name == C_LOOP:
       command = [str(native(work_dir)), prepared['list'], str(seconds), str(image_size)]
       return functools.partial(_c_loop, command, cores)
+    if name.endswith('native'):
+      jpeg_native.build()
     contender = Contender(config | {'row': name}, _python(name, other_pythons))
     stack.callback(lambda: results[name].update(peak_mib=contender.end()))
     return functools.partial(contender.measure, seconds)

@@ -306,7 +306,16 @@ ROWS = {
   'recipe': Row(_recipe, 'decode_and_crop_jpeg, tf.image.resize, float32 an image'),
   'tfdata': Row(_hpm('tfdata'), 'hpm on ordinary TFRecords, exact, uint8'),
   'tfdata, antialias': Row(_hpm('tfdata', antialias=True), 'the same, resized with antialiasing'),
-  'indexed on ordinary': Row(_hpm('indexed'), 'the indexed pipeline where there is no index'),
+  'native': Row(
+    _hpm('indexed', decoder='native'), 'hpm on ordinary TFRecords by the compiled reader'
+  ),
+  'indexed, native': Row(
+    _hpm('indexed', 'indexed', decoder='native'), 'indexed JPEGs by the compiled reader', None,
+    'indexed',
+  ),
+  'simplejpeg': Row(
+    _hpm('indexed', decoder='simplejpeg'), 'ordinary TFRecords by simplejpeg', 'simplejpeg'
+  ),
   'indexed, ops': Row(
     _hpm('indexed', 'indexed', decoder='tensorflow'), "indexed JPEGs by TensorFlow's ops", None,
     'indexed',
@@ -336,9 +345,17 @@ ROWS = {
   'eval tfdata': Row(
     _hpm('tfdata', training=False), 'evaluation, ordinary TFRecords', group='evaluation'
   ),
+  'eval native': Row(
+    _hpm('indexed', training=False, decoder='native'), 'the same by the compiled reader',
+    group='evaluation',
+  ),
   'eval indexed': Row(
-    _hpm('indexed', 'indexed', training=False), 'evaluation, indexed JPEGs', None, 'indexed',
-    'evaluation',
+    _hpm('indexed', 'indexed', training=False, decoder='tensorflow'),
+    "evaluation, indexed JPEGs by TensorFlow's ops", None, 'indexed', 'evaluation',
+  ),
+  'eval indexed, native': Row(
+    _hpm('indexed', 'indexed', training=False, decoder='native'),
+    'indexed JPEGs by the compiled reader', None, 'indexed', 'evaluation',
   ),
   **{
     f'{reads}: {name}': Row(_stage(name, reads), f'{reads}, up to {name}', None, reads, 'stages')

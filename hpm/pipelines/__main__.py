@@ -14,6 +14,7 @@ from hpm import errors
 
 # name -> (module, what it does)
 COMMANDS = {
+  'compile': ('hpm.pipelines.compile', 'build the fast reader of JPEGs for this machine'),
   'convert': ('hpm.pipelines.convert', 'write a data set again in another format, verified'),
   'doctor': ('hpm.pipelines.doctor', 'read a data set to its end and say what is wrong with it'),
   'index': ('hpm.pipelines.index', "write or check the index files that DALI's reader needs"),

@@ -1,4 +1,4 @@
-"""Training batches that one Python function makes, where that is faster than TensorFlow's ops.
+"""Batches that one Python function makes, where that is faster than TensorFlow's ops.
 
 tf.data reads, orders and parses as always, and draws each sample's window and flip; a batch of them
 goes into NumPy, and comes back as images. Decoders, TensorFlow's eager ops and OpenCV let go of the
@@ -19,7 +19,17 @@ from hpm import errors
 from hpm.errors import DataError
 from hpm.pipelines import augment, sources, tfdata
 
-__all__ = ['RESIZES', 'BatchPipeline', 'Undecoded', 'installed', 'require', 'take_options']
+__all__ = [
+  'RESIZES',
+  'BatchPipeline',
+  'Undecoded',
+  'aligned',
+  'by_cuts',
+  'installed',
+  'require',
+  'resize_exactly',
+  'take_options',
+]
 
 # How a window is resized to the pixels that a network sees:
 # - exact: as `augment.resize` does, to the same bits.
@@ -32,6 +42,12 @@ _ALIGNMENT = 64  # bytes: an array that begins so becomes a tensor without a cop
 
 # (item, (top, left, height, width)) -> uint8 [height, width, 3]
 Cut = Callable[[Any, Sequence[int]], np.ndarray]
+
+# (size, items [B], windows int32 [B, 4], flips int32 [B, 1]) -> uint8 [B, size, size, 3]
+MakeTraining = Callable[[int, Sequence[Any], np.ndarray, np.ndarray], np.ndarray]
+
+# (size, items [B]) -> uint8 [B, size, size, 3], the middles of the images
+MakeEvaluation = Callable[[int, Sequence[Any]], np.ndarray]
 
 
 class Undecoded(NamedTuple):
@@ -51,13 +67,15 @@ class Undecoded(NamedTuple):
 
 
 class BatchPipeline(tfdata.TfDataPipeline):
-  """What `tfdata.TfDataPipeline` does, with training images made by Python, a batch at a time.
+  """What `tfdata.TfDataPipeline` does, with images made by Python, a batch at a time.
 
   Args:
     source: where undecoded samples come from.
-    cut: (item, window) -> uint8 [h, w, 3], called by several threads at once; None: everything goes
-      through TensorFlow's ops.
-    resize: of `RESIZES`.
+    cut: (item, window) -> uint8 [h, w, 3], called by several threads at once, for training images;
+      None: they go through TensorFlow's ops.
+    resize: of `RESIZES`, of what `cut` gives.
+    make_training: makes training images in place of `cut` and `resize`.
+    make_evaluation: makes those of evaluation; None: they go through TensorFlow's ops.
     **options: of `tfdata.TfDataPipeline`.
 
   Raises:
@@ -66,7 +84,14 @@ class BatchPipeline(tfdata.TfDataPipeline):
   """
 
   def __init__(
-    self, source: sources.Source, cut: Cut | None, *, resize: str = 'exact', **options: Any
+    self,
+    source: sources.Source,
+    cut: Cut | None,
+    *,
+    resize: str = 'exact',
+    make_training: MakeTraining | None = None,
+    make_evaluation: MakeEvaluation | None = None,
+    **options: Any,
   ):
     if resize not in RESIZES:
       raise errors.unknown('resize', resize, RESIZES)
@@ -75,16 +100,19 @@ class BatchPipeline(tfdata.TfDataPipeline):
     super().__init__(source, **options)
     # The rest goes sample by sample, through TensorFlow's ops: it is rare, or the time goes into
     # antialiasing.
-    plain = self._training and self._strict and len(self._sizes) == 1
-    plain = plain and not self._antialias and not self._distort_colors
-    self._decode_images: Callable[..., np.ndarray] | None = None
-    if cut is not None and plain:
+    plain = self._strict and len(self._sizes) == 1 and not self._distort_colors
+    plain = plain and not (self._training and self._antialias)
+    if cut is not None and make_training is None:
       resizer = {
-        'exact': _resize_exactly,
+        'exact': resize_exactly,
         'opencv': _resize_by_opencv,
         'fixed': _resize_in_fixed_point,
       }[resize]
-      self._decode_images = functools.partial(_training_images, self.image_size, cut, resizer)
+      make_training = functools.partial(by_cuts, cut, resizer)
+    make = make_training if self._training else make_evaluation
+    self._decode_images: Callable[..., np.ndarray] | None = None
+    if make is not None and plain:
+      self._decode_images = functools.partial(make, self.image_size)
 
   @abc.abstractmethod
   def _undecoded(self, ident: tf.Tensor, item: tf.Tensor) -> Undecoded:
@@ -99,26 +127,19 @@ class BatchPipeline(tfdata.TfDataPipeline):
     )
 
   def _choose(self, position: tf.Tensor, ident: tf.Tensor, item: tf.Tensor) -> tuple:
-    """(item [], window int32 [4], flip int32 [1], label int32 [], id int64 [])."""
+    """(label int32 [], id int64 [], item [][, window int32 [4], flip int32 [1]])."""
     sample = self._undecoded(ident, item)
     label = self._checked_label(sample.label, ident)
+    if not self._training:
+      return label, ident, sample.item
     crop_seed = self._sample_seed('crop', position)
     window = augment.random_window(sample.shape, crop_seed, sample.boxes)
     flip = augment.flips(self._sample_seed('flip', position))
-    return sample.item, window, flip, label, ident
+    return label, ident, sample.item, window, flip
 
-  def _decode_batch(
-    self,
-    items: tf.Tensor,
-    windows: tf.Tensor,
-    flips: tf.Tensor,
-    labels: tf.Tensor,
-    idents: tf.Tensor,
-  ) -> tuple:
-    images = tf.numpy_function(
-      self._decode_images, [items, windows, flips], tf.uint8, stateful=False
-    )
-    images.set_shape([items.shape[0], self.image_size, self.image_size, 3])
+  def _decode_batch(self, labels: tf.Tensor, idents: tf.Tensor, *inputs: tf.Tensor) -> tuple:
+    images = tf.numpy_function(self._decode_images, inputs, tf.uint8, stateful=False)
+    images.set_shape([labels.shape[0], self.image_size, self.image_size, 3])
     return (images, labels, idents) if self._with_ids else (images, labels)
 
 
@@ -144,25 +165,25 @@ def require(module: str, option: str) -> None:
     raise DataError(f'{option} needs {package}, which is not installed: pip install {package}')
 
 
-def _training_images(
-  size: int,
+def by_cuts(
   cut: Cut,
   resize: Callable[[np.ndarray, int], np.ndarray],
+  size: int,
   items: Sequence[Any],
   windows: np.ndarray,
   flips: np.ndarray,
 ) -> np.ndarray:
-  """uint8 [B, size, size, 3].
+  """Training images, uint8 [B, size, size, 3].
 
   Args:
-    size: pixels.
     cut: see `BatchPipeline`.
     resize: (image uint8 [h, w, 3], size) -> uint8 or float32 [size, size, 3], 0 to 255.
+    size: pixels.
     items: [B], what `cut` takes.
     windows: int32 [B, 4].
     flips: int32 [B, 1].
   """
-  images = _aligned((len(items), size, size, 3))
+  images = aligned((len(items), size, size, 3))
   upright = np.empty((size, size, 3), np.uint8)
   with tf.device('/CPU:0'):
     for image, item, window, flip in zip(images, items, windows.tolist(), flips.ravel().tolist()):
@@ -186,7 +207,7 @@ def _mirror(image: np.ndarray, out: np.ndarray) -> None:
     out.view('V3')[:] = image.view('V3')[:, ::-1]  # whole pixels, not bytes
 
 
-def _resize_exactly(image: np.ndarray, size: int) -> np.ndarray:
+def resize_exactly(image: np.ndarray, size: int) -> np.ndarray:
   """uint8 [h, w, 3] to float32 [size, size, 3], as `augment.resize` does before it rounds."""
   resized = tf.raw_ops.ResizeBilinear(
     images=image[np.newaxis], size=(size, size), half_pixel_centers=True
@@ -206,7 +227,7 @@ def _resize_in_fixed_point(image: np.ndarray, size: int) -> np.ndarray:
   return cv2.resize(image, (size, size))
 
 
-def _aligned(shape: Sequence[int]) -> np.ndarray:
+def aligned(shape: Sequence[int]) -> np.ndarray:
   """An uninitialised uint8 array that TensorFlow can take over without a copy."""
   size = int(np.prod(shape))
   room = np.empty(size + _ALIGNMENT, np.uint8)

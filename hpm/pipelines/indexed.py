@@ -5,8 +5,10 @@
 Any source will do; files without an index are decoded as usual. Samples, crops, order, ids, seeds
 and resuming are those of the `tfdata` pipeline, and so is every pixel.
 
-Where simplejpeg is installed, a training batch is made by one Python function that decodes with it;
-otherwise TensorFlow's own ops cut and decode, sample by sample.
+Fastest is the compiled reader (`python -m hpm.pipelines compile`): one call makes a batch, of files
+with an index or without, for training and evaluation. Where simplejpeg is installed, a training
+batch is made by one Python function that decodes with it; otherwise TensorFlow's own ops cut and
+decode, sample by sample.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,12 +19,12 @@ import numpy as np
 import tensorflow as tf
 
 from hpm import errors
-from hpm.errors import UsageError
-from hpm.pipelines import augment, batches, indexed_jpeg, sources
+from hpm.errors import DataError, UsageError
+from hpm.pipelines import augment, batches, indexed_jpeg, jpeg_native, sources
 
 __all__ = ['IndexedPipeline', 'assemble', 'decode_crop', 'has_index', 'image_shape']
 
-DECODERS = ('auto', 'simplejpeg', 'tensorflow')
+DECODERS = ('auto', 'native', 'simplejpeg', 'tensorflow')
 
 _NUM_FIELDS = len(indexed_jpeg.Layout._fields)
 
@@ -32,14 +34,14 @@ class IndexedPipeline(batches.BatchPipeline):
 
   Args:
     source: where undecoded samples come from.
-    decoder: 'simplejpeg', 'tensorflow', or 'auto' for the first if it is installed. The pixels are
-      the same.
+    decoder: 'native' is the compiled reader, 'simplejpeg' needs that package, 'tensorflow' nothing;
+      'auto' takes the first of them that is there. The pixels are the same.
     resize: of training images, by name of `batches.RESIZES`; all but 'exact' need simplejpeg.
     **options: of `tfdata.TfDataPipeline`.
 
   Raises:
     UsageError: an option out of range.
-    DataError: as `tfdata.TfDataPipeline` does; a package that is asked for and not installed.
+    DataError: as `tfdata.TfDataPipeline` does; what is asked for is not installed, or not built.
   """
 
   def __init__(
@@ -47,15 +49,25 @@ class IndexedPipeline(batches.BatchPipeline):
   ):
     if decoder not in DECODERS:
       raise errors.unknown('decoder', decoder, DECODERS)
+    if decoder == 'native' and not jpeg_native.is_built():
+      raise DataError(f'decoder={decoder!r}: it is not built yet: {jpeg_native.INSTALL}')
     if decoder == 'simplejpeg':
       batches.require('simplejpeg', f'decoder={decoder!r}')
-    by_python = decoder == 'simplejpeg' or (decoder == 'auto' and batches.installed('simplejpeg'))
-    if resize != 'exact' and resize in batches.RESIZES and not by_python:
-      raise UsageError(
-        f"resize={resize!r} with decoder={decoder!r}: TensorFlow's ops resize in their own way; "
-        "install simplejpeg (pip install simplejpeg), or give resize='exact'"
-      )
-    super().__init__(source, _window if by_python else None, resize=resize, **options)
+    if resize != 'exact' and resize in batches.RESIZES:
+      if decoder == 'auto' and batches.installed('simplejpeg'):
+        decoder = 'simplejpeg'
+      if decoder != 'simplejpeg':
+        raise UsageError(
+          f"resize={resize!r} with decoder={decoder!r}, which resizes in TensorFlow's way: "
+          "install simplejpeg (pip install simplejpeg), or give resize='exact'"
+        )
+    if decoder == 'auto':
+      by_python = 'simplejpeg' if batches.installed('simplejpeg') else 'tensorflow'
+      decoder = 'native' if jpeg_native.is_built() else by_python
+    if decoder == 'native':
+      options |= {'make_training': _training_images, 'make_evaluation': _evaluation_images}
+    cut = _window if decoder == 'simplejpeg' else None
+    super().__init__(source, cut, resize=resize, **options)
 
   def _undecoded(self, ident: tf.Tensor, item: tf.Tensor) -> batches.Undecoded:
     sample = self.source.load(ident, item, self._use_bbox)
@@ -222,3 +234,31 @@ def _decode_window(jpeg: bytes, window: Sequence[int]) -> np.ndarray:
   )
   pixels = np.asarray(memoryview(image))
   return pixels[above : above + rows, beside : beside + columns]
+
+
+def _training_images(
+  size: int, items: Sequence[bytes], windows: np.ndarray, flips: np.ndarray
+) -> np.ndarray:
+  """uint8 [B, size, size, 3] by the compiled reader, and by TensorFlow what that declines."""
+  images = batches.aligned((len(items), size, size, 3))
+  for i in jpeg_native.training_images(items, windows, flips, images):
+    one = slice(i, i + 1)
+    images[one] = batches.by_cuts(
+      _window_of_whole, batches.resize_exactly, size, items[one], windows[one], flips[one]
+    )
+  return images
+
+
+def _evaluation_images(size: int, items: Sequence[bytes]) -> np.ndarray:
+  """The same for evaluation."""
+  images = batches.aligned((len(items), size, size, 3))
+  for i in jpeg_native.evaluation_images(items, augment.short_side(size), images):
+    with tf.device('/CPU:0'):
+      whole = augment.decode(tf.constant(items[i]))
+      images[i] = augment.resize_central_crop(whole, size).numpy()
+  return images
+
+
+def _window_of_whole(encoded: bytes, window: Sequence[int]) -> np.ndarray:
+  top, left, rows, columns = window
+  return augment.decode(tf.constant(encoded)).numpy()[top : top + rows, left : left + columns]

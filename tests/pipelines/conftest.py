@@ -1,8 +1,18 @@
-"""What the tests of the pipelines share: a small sample data set, written once."""
+"""What the tests of the pipelines share: a small sample data set, the compiled reader."""
 
 import pytest
 
-from hpm.pipelines import sample
+from hpm import errors
+from hpm.pipelines import jpeg_native, sample
+
+
+@pytest.fixture
+def native() -> None:
+  """Has the compiled reader built; without a compiler and headers its tests are skipped."""
+  try:
+    jpeg_native.build()
+  except errors.DataError as error:
+    pytest.skip(str(error))
 
 
 @pytest.fixture(scope='session')

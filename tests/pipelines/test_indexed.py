@@ -9,7 +9,17 @@ from hpm.pipelines import augment, batches, convert, indexed, indexed_jpeg, reco
 from tests.pipelines import data
 
 SIZE = 64
-DECODERS = ('simplejpeg', 'tensorflow')
+DECODERS = ('native', 'simplejpeg', 'tensorflow')
+
+
+@pytest.fixture(params=DECODERS)
+def decoder(request) -> str:
+  """Each decoder that this machine has."""
+  if request.param == 'native':
+    request.getfixturevalue('native')
+  elif request.param == 'simplejpeg':
+    pytest.importorskip('simplejpeg')
+  return request.param
 
 
 def odd_images() -> list[bytes]:
@@ -110,20 +120,19 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(
-  ('data_set', 'decoder', 'case'),
-  [
-    *[('converted', decoder, case) for decoder in DECODERS for case in ('training', 'boxes')],
-    *[('ordinary', decoder, 'training') for decoder in DECODERS],
-    # These go through TensorFlow's ops whatever the decoder.
-    *[('converted', 'auto', case) for case in list(CASES)[2:]],
-    ('ordinary', 'auto', 'evaluation'),
-  ],
-)
+@pytest.mark.parametrize('case', ['training', 'boxes', 'evaluation', 'large evaluation'])
+@pytest.mark.parametrize('data_set', ['converted', 'ordinary'])
 def test_every_pixel_is_that_of_the_ordinary_pipeline(request, ordinary, data_set, decoder, case):
-  if decoder == 'simplejpeg':
-    pytest.importorskip('simplejpeg')
-  directory, options = request.getfixturevalue(data_set), CASES[case]
+  assert_same_pipelines(request.getfixturevalue(data_set), ordinary, decoder, CASES[case])
+
+
+# These go through TensorFlow's ops whatever the decoder.
+@pytest.mark.parametrize('case', ['antialias', 'colors', 'sizes', 'skip'])
+def test_rare_options_change_no_pixel(ordinary, converted, case):
+  assert_same_pipelines(converted, ordinary, 'auto', CASES[case])
+
+
+def assert_same_pipelines(directory, ordinary, decoder, options):
   pipeline = make(directory, decoder=decoder, **options)
   reference = make(ordinary, 'tfdata', **options)
   assert pipeline.dataset().element_spec == reference.dataset().element_spec
@@ -140,11 +149,8 @@ def test_the_ordinary_pipeline_reads_indexed_files_as_they_are(ordinary, convert
   )
 
 
-@pytest.mark.parametrize('decoder', DECODERS)
 @pytest.mark.parametrize('num_parallel_calls', [1, 4])
 def test_resuming_equals_an_unbroken_run(converted, decoder, num_parallel_calls):
-  if decoder == 'simplejpeg':
-    pytest.importorskip('simplejpeg')
   options = {'decoder': decoder, 'batch_size': 4, 'seed': 5}
   wanted = data.collect(make(converted, **options), 9)
   pipeline = make(converted, num_parallel_calls=num_parallel_calls, **options)
@@ -153,16 +159,29 @@ def test_resuming_equals_an_unbroken_run(converted, decoder, num_parallel_calls)
   assert_same(data.collect(pipeline, 6), [part[12:] for part in wanted])
 
 
-def test_an_image_of_photographs_is_the_same_for_many_crops(sample_dir, tmp_path):
-  out = str(tmp_path / 'indexed')
-  options = {'data_dir': sample_dir}
-  convert.convert('imagenet', out, 'indexed', options=options, splits=['train'], num_shards=8)
+@pytest.fixture(scope='module')
+def photographs(sample_dir, tmp_path_factory) -> dict[str, str]:
+  """The sample's splits, indexed, in as many shards, so that they come in the same order."""
+  scratch, made = tmp_path_factory.mktemp('photographs'), {}
+  for split, num_shards in (('train', 8), ('validation', 2)):
+    made[split] = str(scratch / split)
+    options = {'options': {'data_dir': sample_dir}, 'splits': [split]}
+    convert.convert('imagenet', made[split], 'indexed', num_shards=num_shards, **options)
+  return made
+
+
+def test_photographs_are_the_same_for_many_crops(sample_dir, photographs, decoder):
   options = {'batch_size': 32, 'image_size': 224, 'seed': 11}
   wanted = data.collect(make(sample_dir, 'tfdata', **options), 8)
-  for decoder in DECODERS:
-    if decoder == 'simplejpeg':
-      pytest.importorskip('simplejpeg')
-    assert_same(data.collect(make(out, decoder=decoder, **options), 8), wanted)
+  assert_same(data.collect(make(photographs['train'], decoder=decoder, **options), 8), wanted)
+
+
+@pytest.mark.parametrize('image_size', [48, 224, 331])
+def test_photographs_are_the_same_in_evaluation(sample_dir, photographs, decoder, image_size):
+  options = {'batch_size': 7, 'image_size': image_size, 'split': 'validation'}
+  wanted = data.collect(make(sample_dir, 'tfdata', **options))
+  for directory in (sample_dir, photographs['validation']):
+    assert_same(data.collect(make(directory, decoder=decoder, **options)), wanted)
 
 
 # float32 sums in another order, and weights of 11 bits: a value near a half is rounded to the other
@@ -191,7 +210,10 @@ def test_without_opencv_images_are_mirrored_all_the_same(monkeypatch):
     np.testing.assert_array_equal(out, image[:, ::-1])
 
 
-def test_packages_are_asked_for(monkeypatch, ordinary):
+def test_packages_are_asked_for(monkeypatch, ordinary, tmp_path):
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+  with pytest.raises(errors.DataError, match='python -m hpm.pipelines compile'):
+    make(ordinary, decoder='native')
   monkeypatch.setattr(batches, 'installed', lambda module: module != 'cv2')
   with pytest.raises(errors.DataError, match='pip install opencv-python-headless'):
     make(ordinary, resize='opencv')
@@ -209,6 +231,7 @@ def test_packages_are_asked_for(monkeypatch, ordinary):
     ({'decoder': 'pil'}, "unknown decoder 'pil'"),
     ({'resize': 'nearest'}, "unknown resize 'nearest'"),
     ({'resize': 'opencv', 'decoder': 'tensorflow'}, "decoder='tensorflow'"),
+    ({'resize': 'fixed', 'decoder': 'tensorflow'}, 'pip install simplejpeg'),
     ({'colour': 1}, "no option 'colour'"),
   ],
 )
@@ -217,11 +240,8 @@ def test_wrong_options_are_refused(ordinary, options, message):
     make(ordinary, **options)
 
 
-@pytest.mark.parametrize('decoder', DECODERS)
 @pytest.mark.parametrize('cut', ['in the index', 'in the scan', 'without its end'])
 def test_a_damaged_image_is_named(converted, tmp_path, decoder, cut):
-  if decoder == 'simplejpeg':
-    pytest.importorskip('simplejpeg')
   good = images_of(converted)[0]
   scan = indexed_jpeg.layout(good).scan
   end = {'in the index': 50, 'in the scan': scan + 400, 'without its end': len(good) - 40}[cut]
