@@ -39,7 +39,7 @@ setup(
   python_requires='>=3.11',
   # `benchmarks` and `tests` stand beside `hpm` and stay in the checkout.
   packages=find_packages(include=['hpm', 'hpm.*']),
-  package_data={'hpm': ['py.typed']},
+  package_data={'hpm': ['py.typed', 'pipelines/jpeg_native.c']},
   zip_safe=False,
   install_requires=[
     # The full wheel, not tensorflow-cpu: its registry knows the GPU kernels on any machine,

@@ -351,6 +351,29 @@ int hpm_training_images(int count, const unsigned char *const *files, const int6
   return result;
 }
 
+/* The same of windows that are decoded already.
+ *
+ *   windows          [count], their first pixels; behind the last one's end a byte must be readable
+ *   strides          [count], bytes from row to row
+ *   sides            [count, 2]: height, width
+ */
+int hpm_resized_windows(int count, const unsigned char *const *windows, const int64_t *strides,
+                        const int32_t *sides, const int32_t *flips, int size, unsigned char *out,
+                        int32_t *declined) {
+  Work work;
+  int result = DONE;
+
+  memset(&work, 0, sizeof work);
+  for (int i = 0; i < count && result == DONE; i++) {
+    declined[i] = 0;
+    result = resize(&work, windows[i], strides[i], sides[2 * i], sides[2 * i + 1], size, flips[i],
+                    out + (size_t)i * size * size * 3);
+  }
+  free(work.lines.data);
+  free(work.places.data);
+  return result;
+}
+
 /* Evaluation: antialiased, as TensorFlow's ScaleAndTranslate with a triangle. */
 
 typedef struct {

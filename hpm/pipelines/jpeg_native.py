@@ -21,7 +21,15 @@ import numpy as np
 
 from hpm.errors import DataError
 
-__all__ = ['INSTALL', 'build', 'evaluation_images', 'is_built', 'library_path', 'training_images']
+__all__ = [
+  'INSTALL',
+  'build',
+  'evaluation_images',
+  'is_built',
+  'library_path',
+  'resized_windows',
+  'training_images',
+]
 
 INSTALL = 'python -m hpm.pipelines compile'
 _SOURCE = Path(__file__).with_name('jpeg_native.c')
@@ -85,7 +93,7 @@ def training_images(
   Returns:
     The numbers of those that it leaves to other decoders: no JPEGs, CMYK, damaged ones.
   """
-  return _call('hpm_training_images', files, (_address(windows), _address(flips)), (), out)
+  return _call('hpm_training_images', *_bytes(files), windows, flips, out.shape[1], out=out)
 
 
 def evaluation_images(files: Sequence[bytes], short_side: int, out: np.ndarray) -> list[int]:
@@ -99,26 +107,40 @@ def evaluation_images(files: Sequence[bytes], short_side: int, out: np.ndarray) 
   Returns:
     As `training_images`.
   """
-  return _call('hpm_evaluation_images', files, (), (short_side,), out)
+  return _call('hpm_evaluation_images', *_bytes(files), out.shape[1], short_side, out=out)
 
 
-def _call(name: str, files: Sequence[bytes], inputs: tuple, sizes: tuple, out: np.ndarray):
-  count = len(files)
-  declined = np.zeros(count, np.int32)
-  pointers = (ctypes.c_char_p * count)(*files)
-  lengths = np.fromiter(map(len, files), np.int64, count)
-  result = getattr(_library(), name)(
-    count,
-    pointers,
-    _address(lengths),
-    *inputs,
-    out.shape[1],
-    *sizes,
-    _address(out),
-    _address(declined),
+def resized_windows(windows: Sequence[np.ndarray], flips: np.ndarray, out: np.ndarray) -> None:
+  """Resizes bilinearly, and mirrors some.
+
+  Args:
+    windows: [B], uint8 [h, w, 3], parts of larger arrays: a byte behind the last one is read.
+    flips: int32 [B]: 1 where left and right are exchanged.
+    out: uint8 [B, size, size, 3], filled.
+  """
+  count = len(windows)
+  pointers = (ctypes.c_void_p * count)(
+    *(window.__array_interface__['data'][0] for window in windows)
   )
-  if result:
-    raise MemoryError(f'no memory for {count} images of {out.shape[1]} pixels')
+  strides = np.fromiter((window.strides[0] for window in windows), np.int64, count)
+  sides = np.array([window.shape[:2] for window in windows], np.int32)
+  _call('hpm_resized_windows', pointers, strides, sides, flips, out.shape[1], out=out)
+
+
+def _bytes(files: Sequence[bytes]) -> tuple[ctypes.Array, np.ndarray]:
+  """Their addresses and sizes."""
+  count = len(files)
+  return (ctypes.c_char_p * count)(*files), np.fromiter(map(len, files), np.int64, count)
+
+
+def _call(
+  name: str, pointers: ctypes.Array, *arguments: 'np.ndarray | int', out: np.ndarray
+) -> list[int]:
+  """The numbers of what was declined."""
+  declined = np.zeros(len(pointers), np.int32)
+  given = [_address(a) if isinstance(a, np.ndarray) else a for a in (*arguments, out, declined)]
+  if getattr(_library(), name)(len(pointers), pointers, *given):
+    raise MemoryError(f'no memory for {len(pointers)} images of {out.shape[1]} pixels')
   return np.flatnonzero(declined).tolist()
 
 

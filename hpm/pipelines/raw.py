@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from hpm import errors
 from hpm.errors import DataError, UsageError
-from hpm.pipelines import augment, batches, order, raw_file, sources
+from hpm.pipelines import augment, batches, jpeg_native, order, raw_file, sources
 
 __all__ = ['RawPipeline', 'RawSource']
 
@@ -145,7 +145,8 @@ def _paths(directory: str, split: str) -> list[str]:
 class RawPipeline(batches.BatchPipeline):
   """What `tfdata.TfDataPipeline` does, with windows cut out of mapped files.
 
-  The order is a full permutation of all images each epoch.
+  The order is a full permutation of all images each epoch. The compiled reader (`python -m
+  hpm.pipelines compile`), where it is built, resizes to the same bits in a third of the time.
 
   Args:
     source: raw images.
@@ -162,6 +163,8 @@ class RawPipeline(batches.BatchPipeline):
       raise UsageError(
         "pipeline='raw' is for raw images: give the data set 'raw', or pipeline='tfdata'"
       )
+    if resize == 'exact' and jpeg_native.is_built():
+      options['make_training'] = functools.partial(_training_images, source)
     super().__init__(source, functools.partial(_window, source), resize=resize, **options)
     rows, starts = source.rows()
     with tf.device('/CPU:0'):
@@ -180,6 +183,16 @@ def _window(source: RawSource, ident: int, window: Sequence[int]) -> np.ndarray:
   top, left, height, width = window
   image = source.opened[ident >> 32].image(ident & 0xFFFFFFFF)
   return image[top : top + height, left : left + width]
+
+
+def _training_images(
+  source: RawSource, size: int, idents: np.ndarray, windows: np.ndarray, flips: np.ndarray
+) -> np.ndarray:
+  """uint8 [B, size, size, 3] by the compiled reader."""
+  images = batches.aligned((len(idents), size, size, 3))
+  views = [_window(source, *of_sample) for of_sample in zip(idents, windows.tolist(), strict=True)]
+  jpeg_native.resized_windows(views, flips, images)  # a file goes on behind its last pixel
+  return images
 
 
 batches.take_options(RawPipeline)

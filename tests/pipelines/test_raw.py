@@ -138,7 +138,14 @@ def test_evaluation_sees_the_originals_to_one_level(sample_dir, raw_dir):
   ],
   ids=lambda options: ' '.join(options),
 )
-def test_both_pipelines_give_the_same_pixels(raw_dir, options):
+@pytest.mark.parametrize('compiled', [True, False])
+def test_both_pipelines_give_the_same_pixels(
+  request, monkeypatch, tmp_path, raw_dir, options, compiled
+):
+  if compiled:
+    request.getfixturevalue('native')
+  else:
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
   actual = data.collect(make(raw_dir, **options))
   assert_same(actual, data.collect(make(raw_dir, 'tfdata', **options)))
 
