@@ -8,7 +8,6 @@ is printed, and the process ended, by the thread that watches.
 from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import os
-import sys
 import threading
 import time
 
@@ -54,6 +53,7 @@ class Guard:
     self._cluster, self._synchronous, self._stages = cluster, synchronous, stages
     self._last_words, self._grace_s, self._end = last_words, grace_s, end
     self._fatal: Death | None = None
+    self._stderr = os.dup(2)  # `process` holds back what is written there while TensorFlow loads
 
   def __call__(self, death: Death) -> None:
     """What `Watch` calls, in its own thread."""
@@ -64,7 +64,7 @@ class Guard:
       return
     line = f'{death}; {self._cluster.task} waited in {self._stages.what()}'
     self._fatal = death
-    print(f'error: {line}', file=sys.stderr, flush=True)
+    os.write(self._stderr, f'error: {line}\n'.encode())
     threading.Thread(target=self._end_later, args=[line], daemon=True).start()
 
   def survives(self, death: Death) -> bool:
