@@ -352,11 +352,12 @@ def note_skipped(record: dict[str, Any], pipeline: hpm.pipelines.Pipeline) -> No
 
 def note_published(options: flags.Options, record: dict[str, Any]) -> None:
   """Puts into `record`, and says, what the run is beside the nearest published row."""
-  if record['mode'] != 'training' or 'images_per_second' not in record:
+  if record['mode'] != 'training' or record.get('worker', 0):  # in a cluster the chief speaks
     return
   values = record['flags'] if options.num_runs > 1 else options.values()
-  devices = record['devices']
-  found = comparison.compare(values, len(devices), record['images_per_second'])
+  workers = record.get('num_workers', 1)
+  rate = record['images_per_second' if workers == 1 else 'images_per_second_total']
+  found = comparison.compare(values, len(record['devices']) * workers, rate)
   if found is not None:
     record['published'] = found
     names = dict.fromkeys(record['machine']['gpus']) or [f'{values["device"].upper()} devices']

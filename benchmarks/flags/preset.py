@@ -5,6 +5,7 @@ from typing import Any
 from absl import flags
 
 from benchmarks import presets
+from benchmarks.flags import cluster
 from hpm.errors import UsageError
 from hpm.models.figures import FIGURES
 
@@ -47,10 +48,13 @@ def check(options) -> None:
     raise UsageError(
       f'{options.spelled("preset")} is a measurement of training: drop it, or --eval'
     )
-  if preset.ps_tasks and not options.dry_run:
+  if preset.ps_tasks and not options.dry_run and _tasks(options) is None:
+    workers, servers = preset.num_hosts, preset.ps_tasks
     raise UsageError(
-      f'{options.spelled("preset")} ran in several processes, which this driver can not do yet: '
-      '--dry_run plans what one of its hosts does'
+      f'{options.spelled("preset")} ran on {workers} workers and {servers} parameter servers: give '
+      '--worker_hosts, --ps_hosts, --job_name and --task_index (docs/cluster.md); try it here by '
+      f'--local_cluster=workers:{workers},ps:{servers} --device=cpu; or plan one of its hosts by '
+      '--dry_run'
     )
   for name, value in _flags(options, preset).items():
     if name not in options.given and _replaced(options, preset, name) is None:
@@ -97,6 +101,12 @@ def overridden(options) -> list[str]:
   if preset is None:
     return []
   words = []
+  tasks = _tasks(options) if preset.ps_tasks and not options.dry_run else None
+  if tasks is not None and tasks != (preset.num_hosts, preset.ps_tasks):
+    words.append(
+      f'{tasks[0]} workers and {tasks[1]} parameter servers (preset: {preset.num_hosts} and '
+      f'{preset.ps_tasks})'
+    )
   for name, value in _flags(options, preset).items():
     instead = name if name in options.given else _replaced(options, preset, name)
     if instead is not None and options.given[instead] != value:
@@ -138,9 +148,17 @@ def left_out(options) -> list[str]:
 def _flags(options, preset: presets.Preset) -> dict[str, Any]:
   """What the preset sets."""
   found = dict(preset.flags)
-  if preset.ps_tasks:  # what distributed_replicated does within a host
+  if preset.ps_tasks and options.dry_run:  # what distributed_replicated does within a host
     found |= {'variable_update': 'replicated', 'use_nccl': False}
+  elif preset.ps_tasks:  # each process of a cluster is one run; the result says what differs
+    del found['num_runs']
   return found
+
+
+def _tasks(options) -> tuple[int, int] | None:
+  """Workers and parameter servers of the cluster that the flags describe; None without one."""
+  there = cluster.local_tasks(options) or cluster.cluster(options)
+  return None if there is None else (there.num_workers, there.num_ps)
 
 
 def _replaced(options, preset: presets.Preset, name: str) -> str | None:

@@ -108,13 +108,47 @@ def test_the_same_value_again_overrides_nothing():
       ['--preset=dgx1_p100/vgg16', '--device=cpu'],
       'NCCL, which needs GPUs: use --dry_run, without --device, or --device=cpu --use_nccl=false',
     ),
-    (['--preset=ec2_k80_distributed/resnet50'], '--dry_run plans what one of its hosts does'),
+    (
+      ['--preset=ec2_k80_distributed/resnet50'],
+      'ran on 8 workers and 8 parameter servers: give --worker_hosts.*--local_cluster=workers:8,'
+      'ps:8 --device=cpu; or plan one of its hosts by --dry_run',
+    ),
   ],
 )
 def test_what_can_not_work_is_refused_with_the_ways_on(arguments, message):
   with pytest.raises(UsageError, match=message) as refusal:
     flags.parse(arguments)
   assert '\n' not in str(refusal.value)
+
+
+def test_a_preset_of_several_hosts_goes_with_a_cluster():
+  name = '--preset=ec2_k80_distributed/resnet50@16'
+  hosts = ['--worker_hosts=a:1,b:1', '--ps_hosts=a:2,b:2', '--task_index=1']
+  whole = complete(name, *hosts)
+  assert (whole.variable_update, whole.num_gpus, whole.batch_size) == (
+    'distributed_replicated',
+    8,
+    64,
+  )
+  assert (whole.num_runs, whole.num_warmup_batches, whole.num_batches) == (1, 10, 100)
+  assert flags.preset.overridden(whole) == []
+  small = complete(name, '--local_cluster=workers:1,ps:1', '--device=cpu', '--num_gpus=2')
+  assert flags.preset.overridden(small) == [
+    '1 workers and 1 parameter servers (preset: 2 and 2)',
+    '--device=cpu (preset: device=gpu)',
+    '--num_gpus=2 (preset: num_gpus=8)',
+  ]
+
+
+@pytest.mark.long
+def test_a_preset_of_several_hosts_trains_here_in_small(command_line):
+  run = command_line(
+    *('--preset=ec2_k80_distributed/resnet50@16/b32', '--local_cluster=workers:2,ps:1'),
+    *('--device=cpu', '--num_gpus=1', '--model=trivial', '--batch_size=2', '--num_batches=3'),
+  )
+  assert run.code == 0, run.errors
+  assert any('2 workers and 1 parameter servers (preset: 2 and 2)' in line for line in run.lines)
+  assert any('images/sec' in line for line in run.lines)
 
 
 def test_nccl_is_no_obstacle_where_it_is_switched_off():
