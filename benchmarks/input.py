@@ -1,6 +1,6 @@
 """Every input pipeline and format beside the usual recipe, the decoder's limit and other loaders.
 
-  python -m benchmarks.input --corpus                       # builds the corpus first; 25 minutes
+  python -m benchmarks.input --corpus                       # builds the corpus first; some minutes
   python -m benchmarks.input --data_dir=DIR --json=input.json --plot=input.png
   python -m benchmarks.input --corpus --other_python=PYTHON # one that has torch or grain
 

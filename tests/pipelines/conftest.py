@@ -6,6 +6,14 @@ from hpm import errors
 from hpm.pipelines import jpeg_native, sample
 
 
+@pytest.fixture(scope='session', autouse=True)
+def _own_cache(tmp_path_factory):
+  """What the tests compile is theirs alone, and gone with them."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setenv('XDG_CACHE_HOME', str(tmp_path_factory.mktemp('cache')))
+    yield
+
+
 @pytest.fixture
 def native() -> None:
   """Has the compiled reader built; without a compiler and headers its tests are skipped."""
