@@ -23,14 +23,20 @@ def lines(
     epoch_size: images a pass over the data; None if they weren't counted.
     versions: from `machine.describe`, and the names of the GPUs.
   """
-  synthetic = options.data_dir is None
+  synthetic = flags.data.synthetic(options)
   there = flags.cluster.cluster(options)
   together = flags.cluster.num_together(options)
   facts = [
     ('TensorFlow', '.'.join(versions['tensorflow'].split('.')[:2])),
     *flags.preset.facts(options),
+    *flags.recipe.facts(options),
     ('Model', options.model),
-    ('Dataset', 'imagenet (synthetic)' if synthetic else f'{options.data_name} {options.data_dir}'),
+    (
+      'Dataset',
+      'imagenet (synthetic)'
+      if synthetic
+      else f'{options.data_name} {options.data_dir or ""}'.rstrip(),
+    ),
     ('Mode', flags.mode.title(options)),
     ('Batch size', f'{options.batch_size * len(devices) * together} global'),
     ('', f'{options.batch_size} per device'),

@@ -14,7 +14,7 @@ from benchmarks import flags, machine, progress, speed
 import hpm
 from hpm.errors import DataError
 
-__all__ = ['RunError', 'Step', 'evaluate', 'measure', 'report', 'say', 'watched']
+__all__ = ['NotFinite', 'RunError', 'Step', 'evaluate', 'measure', 'report', 'say', 'watched']
 
 _DRIFT = 0.05  # share of the step time from which a drift is worth a warning
 _OTHER_LOAD = 0.1  # share of the cores
@@ -22,6 +22,10 @@ _OTHER_LOAD = 0.1  # share of the cores
 
 class RunError(RuntimeError):
   """The run can't go on: the loss isn't finite, or memory is out. One line, as DataError."""
+
+
+class NotFinite(RunError):
+  """The loss is NaN or infinite."""
 
 
 class Step(NamedTuple):
@@ -101,9 +105,10 @@ def watched(
       if inference:  # it reports sums
         loss /= max(images, 1)
       if not math.isfinite(loss):
-        cause = 'the weights have overflowed' if inference else 'lower --init_learning_rate'
-        raise RunError(
-          f'the loss is {loss} in step {number} of this run (warm-up included): {cause}'
+        if inference:
+          raise RunError(f'the loss is {loss} in step {number}: the weights have overflowed')
+        raise NotFinite(
+          f'the loss is {loss} in step {int(metrics.step)}: lower --init_learning_rate'
         )
       position += images
       number += 1

@@ -121,6 +121,31 @@ FIELDS = {
   'resumed_from': Field('text', 'optional', 'checkpoint'),
   'checkpoint': Field('text', 'optional', 'the last one written'),
   'accuracy': Field('object', 'optional', '`top_1`, `top_5`, `loss`, `num_samples`'),
+  'evaluations': Field(
+    'objects',
+    'optional',
+    'during training: `step`, `images` and `seconds` (of the training, evaluations included, over '
+    'all runs of it), `top_1`, `top_5`, `loss`, `num_samples`; `accuracy` is the last of them',
+  ),
+  'best': Field(
+    'object', 'optional', 'the best of them: `step`, `images`, `top_1`, `top_5`, `checkpoint`'
+  ),
+  'to_accuracy': Field(
+    'object',
+    'optional',
+    'the evaluation that reached `--stop_at_top_1_accuracy`, and `asked`: time and images to it',
+  ),
+  'curve': Field(
+    'object',
+    'optional',
+    'columns of at most 1,000 rows, warm-up included: `step`, `images` and `seconds` at the end of '
+    'a row, mean `loss` and `images_per_second` of its steps, `learning_rate` of the last',
+  ),
+  'cost': Field(
+    'object',
+    'optional',
+    'with `--usd_per_hour`: that, `images_per_usd`, and `usd_to_accuracy` if one was reached',
+  ),
   'files': Field('object', 'optional', 'flag to path, of traces, profiles and graphs written'),
   'published': Field(
     'object',

@@ -23,6 +23,7 @@ from __future__ import annotations  # hpm.TrainStep in a signature would import 
 from collections.abc import Iterator, Sequence
 import contextlib
 import datetime
+import functools
 import math
 import os
 from pathlib import Path
@@ -36,6 +37,9 @@ if __package__ in (None, ''):  # python benchmarks/run.py: find the checkout, no
 
 from benchmarks import (
   comparison,
+  cost,
+  curves,
+  evaluation,
   flags,
   header,
   local_cluster,
@@ -73,6 +77,10 @@ def main(arguments: Sequence[str]) -> int:
       return 0
     if options.preset == flags.preset.LIST:
       for line in presets.table():
+        say(line)
+      return 0
+    if options.recipe == flags.recipe.LIST:
+      for line in flags.recipe.table():
         say(line)
       return 0
     if options.dry_run:
@@ -142,17 +150,7 @@ def benchmark_as(
   flags.complete(options, devices)
 
   model = create_model(options)
-  pipeline = hpm.pipelines.create(
-    options.data_name,
-    **{
-      'batch_size': options.batch_size,
-      'image_size': model.image_size,
-      'num_classes': model.num_classes,
-      'seed': options.tf_random_seed,
-      **flags.data.pipeline_options(options),
-      **part.pipeline_options(options),
-    },
-  )
+  pipeline = create_pipeline(options, model, part)
   with part.scope():
     manager = hpm.variable_mgr.create(
       options.variable_update,
@@ -186,10 +184,14 @@ def evaluate(
   stop: list[int],
   started: float,
 ) -> None:
-  """The accuracy of the newest checkpoint."""
-  trained = hpm.TrainStep(model, manager, hpm.optimizers.create('sgd', 0.0))
+  """The accuracy of the newest checkpoint; of the average of its weights, if it holds one."""
+  averaged = saving.averaged(options.train_dir)
+  rule = hpm.optimizers.create('sgd', 0.0, average_decay=0.0 if averaged else None)
+  trained = hpm.TrainStep(model, manager, rule)
   record['resumed_from'] = saving.restore(options.train_dir, trained)
-  step = hpm.EvalStep(model, manager, xla=options.xla)
+  if averaged:
+    say('Evaluated: the moving average of the weights')
+  step = hpm.EvalStep(model, manager, xla=options.xla, averaged=averaged)
   steps = loop.watched(
     step, pipeline, options.num_batches, private_threads=options.datasets_num_private_threads
   )
@@ -235,6 +237,9 @@ def measure(
     steps_per_call=options.steps_per_call,
     private_threads=options.datasets_num_private_threads,
   )
+  before = saving.seconds(record.get('resumed_from'))
+  every = options.display_every
+  curve = curves.Curve(done, position, before, options.tensorboard_dir, every)
   saved = saving.Saving(
     step,
     pipeline,
@@ -243,23 +248,82 @@ def measure(
     every_steps=options.save_model_steps,
     every_s=options.save_model_secs,
     keep=options.max_ckpts_to_keep or 0,
+    facts=curve.time,
     record=record,
   )
-  steps = profiled(options, saved.over(part.stages(steps)), work.num_warmup, record)
+  steps = saved.over(curve.over(part.stages(steps)))
+  evaluating = create_evaluating(options, step, epoch_size, curve, record)
+  if evaluating is not None:
+    steps = evaluating.over(steps)
+  steps = profiled(options, steps, work.num_warmup, record)
   lines = flags.lines.shown(options)
   num_timed = work.num_steps - work.num_warmup
-  loop.measure(steps, work.num_warmup, num_timed, lines, record, started, part.total)
+  try:
+    loop.measure(steps, work.num_warmup, num_timed, lines, record, started, part.total)
+  except loop.NotFinite as error:
+    raise loop.RunError(f'{error}; {saved.last_good()}') from error
+  finally:
+    curve.close()
   saved.finish()
+  if evaluating is not None:
+    evaluating.finish()
+  if not options.forward_only:
+    note_course(options, epoch_size, curve, record)
   if options.graph_file is not None:
     profiling.write_graph(options.graph_file, step, pipeline)
     record.setdefault('files', {})['graph_file'] = options.graph_file
+
+
+def create_pipeline(
+  options: flags.Options,
+  model: hpm.models.Model,
+  part: member.Alone | None = None,
+  validation: bool = False,
+) -> hpm.pipelines.Pipeline:
+  """The images that the flags ask for, of this process; or a pass over all validation images."""
+  return hpm.pipelines.create(
+    options.data_name,
+    **{
+      'image_size': model.image_size,
+      'batch_size': options.batch_size,
+      'num_classes': model.num_classes,
+      'seed': options.tf_random_seed,
+      **flags.data.pipeline_options(options, validation),
+      **(part.pipeline_options(options) if part is not None else {}),
+    },
+  )
+
+
+def create_evaluating(
+  options: flags.Options,
+  step: hpm.TrainStep | hpm.EvalStep,
+  epoch_size: int | None,
+  curve: curves.Curve,
+  record: dict[str, Any],
+) -> evaluation.Evaluating | None:
+  """What evaluates the training on its way; None if nothing does."""
+  if options.forward_only or not flags.evaluation.asked(options):
+    return None
+  averaged = options.weight_average_decay is not None
+  evaluated = hpm.EvalStep(step.model, step.manager, xla=options.xla, averaged=averaged)
+  images = create_pipeline(options, step.model, validation=True)
+  return evaluation.Evaluating(
+    step,
+    functools.partial(evaluation.accuracy, evaluated, images, options.num_eval_batches),
+    functools.partial(flags.evaluation.due, options, epoch_size),
+    curve,
+    stop_at=options.stop_at_top_1_accuracy,
+    directory=options.train_dir,
+    record=record,
+  )
 
 
 def create_model(options: flags.Options) -> hpm.models.Model:
   """The model as the flags describe it."""
   layout = {} if options.data_format == 'NHWC' else {'data_format': options.data_format}
   dtype = hpm.precision.create(options.precision).compute_dtype
-  return hpm.models.create(options.model, dtype=dtype, **layout)
+  own = flags.model.model_options(options)
+  return hpm.models.create(options.model, dtype=dtype, **layout, **own)
 
 
 def create_train_step(
@@ -294,10 +358,12 @@ def epoch_size_of(
 
   Of several workers it is the largest share, the same number for all.
   """
-  if options.data_dir is None:
+  if flags.data.synthetic(options):
     return math.ceil(flags.data.SYNTHETIC_EPOCH / num_workers)
   training = not options.eval and not options.forward_only
-  needed = options.num_epochs is not None or (training and flags.schedule.needs_epochs(options))
+  needed = options.num_epochs is not None or (
+    training and (flags.schedule.needs_epochs(options) or flags.evaluation.needs_epochs(options))
+  )
   if not needed or num_workers == 1:
     return pipeline.epoch_size if needed else None
   return math.ceil(sum(pipeline.source.counts) / num_workers)
@@ -340,6 +406,21 @@ def note_parts(
   }
   if part.num_workers > 1:
     record |= {'worker': part.number, 'num_workers': part.num_workers}
+
+
+def note_course(
+  options: flags.Options, epoch_size: int | None, curve: curves.Curve, record: dict[str, Any]
+) -> None:
+  """Puts the curves into `record`, draws them, and says what the accuracy cost."""
+  rate = flags.schedule.create(options, epoch_size, flags.steps.goal(options, epoch_size))
+  record['curve'] = curve.values(lambda step: float(rate(step)) if callable(rate) else rate)
+  if options.curve_file is not None:
+    curves.draw(options.curve_file, {**record, 'flags': options.values()})
+    record.setdefault('files', {})['curve_file'] = options.curve_file
+  if options.usd_per_hour is not None:
+    record['cost'] = cost.of_run(record, options.usd_per_hour)
+    for line in cost.lines(record['cost']):
+      say(line)
 
 
 def note_skipped(record: dict[str, Any], pipeline: hpm.pipelines.Pipeline) -> None:

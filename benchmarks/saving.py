@@ -2,7 +2,7 @@
 
 from __future__ import annotations  # hpm.TrainStep in a signature would import TensorFlow
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import time
 from typing import Any
 
@@ -10,7 +10,7 @@ from benchmarks.loop import Step, say
 import hpm
 from hpm.errors import UsageError
 
-__all__ = ['Saving', 'Stopped', 'restore', 'resume']
+__all__ = ['Saving', 'Stopped', 'averaged', 'restore', 'resume', 'seconds']
 
 
 class Stopped(Exception):
@@ -27,6 +27,7 @@ class Saving:
     stop: not empty as soon as the run has to stop (see `process.terminations`).
     every_steps, every_s: distance of checkpoints, one of them or neither.
     keep: the newest so many stay; 0 keeps all.
+    facts: what to keep of the training beside its values.
     record: gets the path of the last one.
   """
 
@@ -40,12 +41,14 @@ class Saving:
     every_steps: int | None = None,
     every_s: float | None = None,
     keep: int = 0,
+    facts: Callable[[], dict[str, float]] = dict,
     record: dict[str, Any],
   ):
     self._step, self._pipeline, self._stop = step, pipeline, stop
     self._every_steps, self._every_s = every_steps, every_s
     self._agrees = hasattr(step, 'stopped')
-    self._record = record
+    self._facts, self._record = facts, record
+    self._directory = directory
     self._writer = None if directory is None else hpm.checkpoint.Writer(directory, keep or None)
     self._path: str | None = None
     if self._writer is not None:
@@ -76,6 +79,14 @@ class Saving:
       self._save()
     say(f'Saved {self._written()}')
 
+  def last_good(self) -> str:
+    """Where to go back to after a loss that isn't finite, in words."""
+    if self._writer is None:
+      return 'no checkpoints were kept, see --train_dir'
+    self._written()
+    path = hpm.checkpoint.last_finite(self._directory)
+    return f'the last good checkpoint is {path}' if path else 'no checkpoint is good'
+
   def _end(self) -> None:
     if self._writer is None:
       raise Stopped('stopped by SIGTERM; nothing is kept')
@@ -95,7 +106,7 @@ class Saving:
     self._written()
     consumed = getattr(self._step, 'consumed', None)  # by each worker; the first one saves
     position = consumed[0] if consumed else self._step.progress()[1]
-    self._path = self._writer.save(self._step, self._pipeline.state(position))
+    self._path = self._writer.save(self._step, self._pipeline.state(position), self._facts())
     self._saved_at, self._saved_step = time.monotonic(), self._done()
 
   def _written(self) -> str | None:
@@ -147,6 +158,20 @@ def resume(
     raise UsageError(f'{path} does not fit the data of this run: {error}') from None
   say(f'Going on after step {done}, {position} images')
   return done, position
+
+
+def averaged(directory: str) -> bool:
+  """Whether the newest checkpoint holds a moving average of the weights."""
+  path = hpm.checkpoint.latest(directory)
+  names = hpm.checkpoint.names(path) if path is not None else ()
+  return any(name.startswith('slots/average/') for name in names)
+
+
+def seconds(path: str | None) -> float:
+  """What the training up to a checkpoint took, as far as it is known."""
+  if path is None:
+    return 0.0
+  return float(hpm.checkpoint.facts(path).get('training', {}).get('seconds', 0.0))
 
 
 def restore(directory: str, step: hpm.TrainStep) -> str:

@@ -28,7 +28,7 @@ import tensorflow as tf
 from hpm.errors import DataError, UsageError
 from hpm.step import TrainStep
 
-__all__ = ['Writer', 'facts', 'latest', 'read', 'restore', 'save', 'write']
+__all__ = ['Writer', 'facts', 'last_finite', 'latest', 'names', 'read', 'restore', 'save', 'write']
 
 SCHEMA_VERSION = 1
 _PREFIX = 'values'
@@ -45,7 +45,10 @@ _CARRIED = {
 
 
 def save(
-  directory: str, train_step: TrainStep, pipeline_state: Mapping[str, int] | None = None
+  directory: str,
+  train_step: TrainStep,
+  pipeline_state: Mapping[str, int] | None = None,
+  facts: Mapping[str, float] | None = None,
 ) -> str:
   """Writes the step's snapshot into `directory` and returns the checkpoint's path (eager mode).
 
@@ -53,8 +56,9 @@ def save(
     directory: is made if it isn't there.
     train_step: what to save.
     pipeline_state: from `hpm.pipelines.Pipeline.state`; kept as a fact, see `facts`.
+    facts: of the training, such as its accuracy; kept as the fact 'training'.
   """
-  return write(directory, train_step.snapshot(), _meta(train_step, pipeline_state))
+  return write(directory, train_step.snapshot(), _meta(train_step, pipeline_state, facts))
 
 
 class Writer:
@@ -75,7 +79,12 @@ class Writer:
     self._thread: threading.Thread | None = None
     self._failure: Exception | None = None
 
-  def save(self, train_step: TrainStep, pipeline_state: Mapping[str, int] | None = None) -> str:
+  def save(
+    self,
+    train_step: TrainStep,
+    pipeline_state: Mapping[str, int] | None = None,
+    facts: Mapping[str, float] | None = None,
+  ) -> str:
     """Starts to write the step's snapshot, as `save`; waits for the one before.
 
     Returns:
@@ -87,7 +96,7 @@ class Writer:
     self.wait()
     with tf.device('/CPU:0'):  # what lies on a GPU is copied now, and takes no memory there
       values = {name: tf.identity(value) for name, value in train_step.snapshot().items()}
-    meta = _meta(train_step, pipeline_state)
+    meta = _meta(train_step, pipeline_state, facts)
     self._thread = threading.Thread(target=self._write, args=(values, meta), name='checkpoint')
     self._thread.start()
     return _path(self._directory, values)
@@ -142,6 +151,27 @@ def latest(directory: str) -> str | None:
   return paths[-1] if paths else None
 
 
+def last_finite(directory: str) -> str | None:
+  """The newest checkpoint whose values are all finite; None if there is none."""
+  for path in reversed(_all(directory)):
+    values, _ = read(path)
+    if all(np.all(np.isfinite(value)) for value in values.values()):
+      return path
+  return None
+
+
+def names(path: str) -> set[str]:
+  """The names of a checkpoint's values.
+
+  Raises:
+    DataError: there is none, or it is damaged.
+  """
+  try:
+    return set(tf.train.load_checkpoint(os.path.join(path, _PREFIX)).get_variable_to_shape_map())
+  except (OSError, ValueError, tf.errors.OpError) as error:
+    raise _unreadable(path, error) from error
+
+
 def write(directory: str, values: Mapping[str, Any], meta: Mapping[str, Any]) -> str:
   """Writes values (arrays or tensors, `step` among them) and JSON facts as one checkpoint."""
   path = _path(directory, values)
@@ -185,10 +215,11 @@ def read(path: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 
 def facts(path: str) -> dict[str, Any]:
-  """What stands beside the values: 'model', 'variable_update', 'num_devices', 'pipeline'.
+  """What stands beside the values: 'model', 'variable_update', 'num_devices', and more.
 
   'pipeline' is the state that `save` was given, if it was. Of a training over several processes it
-  is the chief's, and 'consumed' says how many samples each worker has taken.
+  is the chief's, and 'consumed' says how many samples each worker has taken. 'training'
+  are the facts that it was given.
 
   Raises:
     DataError: there is no checkpoint, or it is damaged or of a newer schema.
@@ -259,7 +290,11 @@ def _listed(names: Iterable[str]) -> str:
   return ', '.join(groups[:3]) + (f' and {len(groups) - 3} more' if len(groups) > 3 else '')
 
 
-def _meta(train_step: TrainStep, pipeline_state: Mapping[str, int] | None) -> dict[str, Any]:
+def _meta(
+  train_step: TrainStep,
+  pipeline_state: Mapping[str, int] | None,
+  training: Mapping[str, float] | None,
+) -> dict[str, Any]:
   meta: dict[str, Any] = {
     'model': train_step.model.name,
     'variable_update': train_step.manager.name,
@@ -268,7 +303,11 @@ def _meta(train_step: TrainStep, pipeline_state: Mapping[str, int] | None) -> di
   consumed = getattr(train_step, 'consumed', None)
   if consumed is not None:
     meta['consumed'] = list(consumed)
-  return meta if pipeline_state is None else {**meta, 'pipeline': dict(pipeline_state)}
+  if pipeline_state is not None:
+    meta['pipeline'] = dict(pipeline_state)
+  if training is not None:
+    meta['training'] = dict(training)
+  return meta
 
 
 def _path(directory: str, values: Mapping[str, Any]) -> str:

@@ -23,6 +23,7 @@ from benchmarks.flags import (
   compute,
   data,
   devices,
+  evaluation,
   lines,
   mode,
   model,
@@ -31,6 +32,7 @@ from benchmarks.flags import (
   predecessor,
   preset,
   profile,
+  recipe,
   runtime,
   schedule,
   steps,
@@ -44,6 +46,7 @@ __all__ = ['CONCERNS', 'Options', 'complete', 'help_text', 'next_command', 'pars
 # In the order of --help, in which they are also checked and completed; a preset sets the others.
 CONCERNS = (
   preset,
+  recipe,
   model,
   devices,
   compute,
@@ -53,6 +56,7 @@ CONCERNS = (
   schedule,
   mode,
   steps,
+  evaluation,
   lines,
   output,
   profile,
@@ -160,7 +164,7 @@ def help_text() -> str:
 
 def next_command(options: Options) -> list[str]:
   """Flags of a command worth trying after this one; they go together whenever these do."""
-  files = ('result_json', *profile.FILES, 'profile_dir')
+  files = ('result_json', *output.CURVES, *profile.FILES, 'profile_dir')
   given = {name: value for name, value in options.given.items() if name not in files}
 
   def drop(*names: str) -> None:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from absl import flags
 
-from benchmarks.flags import profile
+from benchmarks.flags import evaluation, output, profile
 from hpm import errors
 from hpm.cluster import resolve, spec
 from hpm.cluster.spec import Cluster
@@ -25,7 +25,10 @@ _EXPLICIT = ('job_name', 'task_index', 'worker_hosts', 'ps_hosts')
 _SLURM = ('num_ps', 'cluster_port')
 _TUNING = ('heartbeat_port', 'heartbeat_timeout_s', 'cluster_timeout_s')
 # What one process alone does.
-_ALONE = ('eval', 'forward_only', 'dry_run', 'num_runs', *profile.FILES, 'profile_dir')
+_ALONE = (
+  *('eval', 'forward_only', 'dry_run', 'num_runs', *profile.FILES, 'profile_dir'),
+  *('recipe', *evaluation.WHEN, *output.CURVES),
+)
 
 
 class Local(NamedTuple):

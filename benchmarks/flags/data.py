@@ -5,6 +5,7 @@ from typing import Any
 
 from absl import flags
 
+from benchmarks.flags import model
 from hpm import errors, pipelines
 from hpm.cluster import spec
 from hpm.errors import DataError, UsageError
@@ -16,7 +17,13 @@ TITLE = 'Data'
 SYNTHETIC_EPOCH = 1281167
 
 # A Python iterable can't be given on a command line.
-NAMES = (*(name for name in pipelines.SOURCES if name != 'iterable'), *pipelines.SYNTHETIC)
+NAMES = (
+  *(name for name in pipelines.SOURCES if name != 'iterable'),
+  *pipelines.BUILT_IN,
+  *pipelines.SYNTHETIC,
+)
+
+WITHOUT_FILES = (*pipelines.BUILT_IN, *pipelines.SYNTHETIC)
 
 
 def define(values: flags.FlagValues) -> None:
@@ -55,6 +62,12 @@ def define(values: flags.FlagValues) -> None:
     'decode. The order of batches is then not repeatable. Default: this process decodes.',
     flag_values=values,
   )
+  flags.DEFINE_boolean(
+    'distort_colors',
+    None,
+    'Training changes brightness, saturation, hue and contrast at random. Default: false.',
+    flag_values=values,
+  )
 
 
 def check(options) -> None:
@@ -62,6 +75,7 @@ def check(options) -> None:
   if name is not None and name.partition(':')[0] not in NAMES:
     raise errors.unknown('--data_name', name, NAMES)
   _check_bad_records(options)
+  _check_changes(options)
   _check_pipeline(options)
   if directory is not None and not os.path.isdir(directory):
     found = 'is a file' if os.path.exists(directory) else 'does not exist'
@@ -69,12 +83,30 @@ def check(options) -> None:
       f'--data_dir={directory} {found}: give the directory of the train-*-of-* files, '
       'or leave the flag out for synthetic data'
     )
-  if name == 'synthetic' and directory is not None:
+  if name in WITHOUT_FILES and directory is not None:
     raise UsageError(
-      f'--data_name=synthetic reads no files, but --data_dir={directory} is given: drop one'
+      f'--data_name={name} reads no files, but --data_dir={directory} is given: drop one'
     )
-  if name not in (None, 'synthetic') and directory is None:
+  if name not in (None, *WITHOUT_FILES) and directory is None:
     raise UsageError(f'--data_name={name} needs --data_dir, the directory of its files')
+
+
+def synthetic(options) -> bool:
+  """Whether images are random; options complete."""
+  return options.data_name in pipelines.SYNTHETIC
+
+
+def _check_changes(options) -> None:
+  if options.distort_colors and options.data_dir is None:
+    raise UsageError('--distort_colors has no effect without files to read: give --data_dir')
+  if options.image_size is not None and len(model.sizes(options)) > 1:
+    if options.data_dir is None:
+      options.image_size = str(max(model.sizes(options).values()))
+    elif options.bad_records != 'fail':
+      raise UsageError(
+        f'{options.spelled("bad_records")} would mix the sizes of '
+        f'{options.spelled("image_size")} in a batch: drop one'
+      )
 
 
 def _check_bad_records(options) -> None:
@@ -83,7 +115,7 @@ def _check_bad_records(options) -> None:
   if value not in ('fail', 'skip') and not (kind == 'limit' and number.isdecimal()):
     raise UsageError(f'--bad_records={value}: give fail, skip or limit:N')
   if value != 'fail' and options.data_dir is None:
-    raise UsageError(f'--bad_records={value}: synthetic data has none; give --data_dir')
+    raise UsageError(f'--bad_records={value}: data that reads no files has none; give --data_dir')
 
 
 def _check_pipeline(options) -> None:
@@ -129,19 +161,37 @@ def complete(options) -> None:
     options.pipeline = 'tfdata'
 
 
-def pipeline_options(options) -> dict[str, Any]:
-  """What `hpm.pipelines.create` takes beside name, batch, sizes and seed."""
+def pipeline_options(options, validation: bool = False) -> dict[str, Any]:
+  """What `hpm.pipelines.create` takes beside name, batch, classes and seed.
+
+  Args:
+    options: complete.
+    validation: of one pass over the validation images, whatever the mode.
+  """
+  validation = validation or options.eval
+  found: dict[str, Any] = {}
+  sizes = model.sizes(options) if options.image_size is not None else {}
+  if not synthetic(options):
+    found['split'] = 'validation' if validation else 'train'
+    epochs = options.num_epochs
+    if epochs is not None and epochs.is_integer() and not validation:
+      found['num_epochs'] = int(epochs)  # the pipeline itself ends, on the last image
   if options.data_dir is None:
-    return {}
-  split = {
+    return found
+  found |= {
     'data_dir': options.data_dir,
-    'split': 'validation' if options.eval else 'train',
     'bad_records': options.bad_records,
     'pipeline': options.pipeline,
   }
   if options.data_service is not None:
-    split['service'] = options.data_service
-  epochs = options.num_epochs
-  if epochs is not None and epochs.is_integer():  # the pipeline itself ends, on the last image
-    return {**split, 'num_epochs': int(epochs)}
-  return split
+    if validation:
+      found['pipeline'] = 'tfdata'  # each image once, which the service does not promise
+    else:
+      found['service'] = options.data_service
+  if not validation:
+    if options.distort_colors:
+      found['distort_colors'] = True
+    if len(sizes) > 1:
+      found['image_size'] = sizes
+      found['size_step'] = options.batch_size * options.num_gpus
+  return found

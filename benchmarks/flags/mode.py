@@ -2,7 +2,7 @@
 
 from absl import flags
 
-from benchmarks.flags import compute, optimizer, output, profile, schedule, variables
+from benchmarks.flags import compute, evaluation, optimizer, output, profile, schedule, variables
 from hpm.errors import UsageError
 
 # Flags about updates, which only training makes.
@@ -11,8 +11,12 @@ UPDATES = (
   *schedule.UPDATES,
   *compute.UPDATES,
   *output.KEEPING,
+  *output.CURVES,
   *variables.UPDATES,
+  *evaluation.UPDATES,
   'loss_type_to_report',
+  'zero_init',
+  'distort_colors',
 )
 # Flags about a measurement in steps, which a pass over the validation files is not.
 NOT_WITH_EVAL = (
@@ -53,7 +57,7 @@ def check(options) -> None:
   if options.dry_run:
     options.refuse_given(
       (
-        *('eval', 'forward_only', 'num_runs', 'train_dir', 'result_json'),
+        *('eval', 'forward_only', 'num_runs', 'train_dir', 'result_json', *output.CURVES),
         *(*profile.FILES, 'profile_dir'),
       ),
       'has no effect with --dry_run, which runs nothing and writes nothing: drop one',
@@ -96,7 +100,7 @@ def check(options) -> None:
     )
   if options.train_dir is None:
     raise UsageError('--eval needs --train_dir, the directory of the checkpoints to evaluate')
-  if options.data_dir is None:
+  if options.data_dir is None and options.data_name != 'digits':
     raise UsageError('--eval needs --data_dir, the directory of the validation-*-of-* files')
 
 

@@ -1,5 +1,7 @@
 """What is kept: checkpoints and the result file."""
 
+import importlib.util
+import math
 import os
 
 from absl import flags
@@ -7,6 +9,7 @@ from absl import flags
 from hpm.errors import UsageError
 
 TITLE = 'Checkpoints and results'
+CURVES = ('curve_file', 'tensorboard_dir')
 KEEPING = ('save_model_steps', 'save_model_secs', 'max_ckpts_to_keep')
 
 
@@ -37,13 +40,43 @@ def define(values: flags.FlagValues) -> None:
     'File for everything that was measured, as JSON (docs/results_schema.md).',
     flag_values=values,
   )
+  flags.DEFINE_string(
+    'curve_file',
+    None,
+    'PNG of loss, learning rate, speed and accuracy against steps, time and images; needs '
+    'matplotlib.',
+    flag_values=values,
+  )
+  flags.DEFINE_string(
+    'tensorboard_dir',
+    None,
+    'Directory that gets the same as scalars for TensorBoard, every --display_every steps.',
+    flag_values=values,
+  )
+  flags.DEFINE_float(
+    'usd_per_hour',
+    None,
+    'Price of all of this machine: the result then gives images per dollar, and dollars to an '
+    'accuracy (see also python -m benchmarks.cost).',
+    flag_values=values,
+  )
 
 
 def check(options) -> None:
-  for name in ('train_dir', 'result_json'):
+  for name in ('train_dir', 'result_json', *CURVES):
     if getattr(options, name) == '':
       raise UsageError(f'--{name}= is empty: give a path, or leave the flag out')
   check_file(options, 'result_json')
+  check_file(options, 'curve_file')
+  if options.curve_file is not None and importlib.util.find_spec('matplotlib') is None:
+    raise UsageError(
+      f"{options.spelled('curve_file')} needs matplotlib: pip install 'hpm[report]', or drop it"
+    )
+  if options.tensorboard_dir is not None:
+    check_directory(options, 'tensorboard_dir')
+  price = options.usd_per_hour
+  if price is not None and not 0 < price < math.inf:
+    raise UsageError(f'--usd_per_hour={price:g}: a finite number above 0 is needed')
   if options.save_model_steps is not None and options.save_model_secs is not None:
     raise UsageError(
       f'{options.spelled("save_model_steps")} and {options.spelled("save_model_secs")} exclude '

@@ -83,6 +83,12 @@ ACCEPTED = {
   'trace_file': 'three warm-up steps, always a Chrome trace',
   'tfprof_file': 'three warm-up steps, a text table',
   'graph_file': '',
+  'eval_during_training_every_n_steps': 'at the end as well',
+  'eval_during_training_every_n_epochs': 'at the end as well; 0 for never',
+  'eval_during_training_at_specified_steps': 'at the end as well',
+  'eval_during_training_at_specified_epochs': 'at the end as well',
+  'stop_at_top_1_accuracy': '',
+  'num_eval_batches': 'during training; with --eval it is --num_batches',
   'job_name': 'worker or ps; there is no controller',
   'ps_hosts': 'ranges as in node[0-7]:2222 are expanded',
   'worker_hosts': 'ranges as in node[0-7]:2222 are expanded',
@@ -90,26 +96,17 @@ ACCEPTED = {
   'cross_replica_sync': 'one exact synchronous update a step; false for parameter_server alone',
 }
 
-_LATER = 'is not here yet'
 # Name -> what follows '--name ' in the answer.
 ANSWERS = {
   # Mode and amount of work
   'eval_interval_secs': 'does not exist: repeat the command with --eval, which takes the newest '
   'checkpoint each time',
-  'eval_during_training_every_n_steps': f'{_LATER}: use --save_model_steps=N, and --eval beside it',
-  'eval_during_training_every_n_epochs': f'{_LATER}: use --save_model_steps=N, and --eval '
-  'beside it',
-  'eval_during_training_at_specified_steps': f'{_LATER}: use --save_model_steps=N, and --eval '
-  'beside it',
-  'eval_during_training_at_specified_epochs': f'{_LATER}: use --save_model_steps=N, and --eval '
-  'beside it',
-  'stop_at_top_1_accuracy': f'{_LATER}: --eval says the accuracy of a checkpoint',
   'collect_eval_results_async': 'does not exist: it served SSD alone, and there is no SSD here',
   'freeze_when_forward_only': 'does not exist: --forward_only reads variables once a step, which '
   'costs nothing',
-  'eval_batch_size': 'does not exist: --eval is a run of its own, with its own --batch_size',
+  'eval_batch_size': 'does not exist: --eval is a run of its own, with its own --batch_size, and '
+  'during training --batch_size holds',
   'batch_group_size': 'does not exist: it belonged to the queues that came before tf.data',
-  'num_eval_batches': 'is --num_batches here, with --eval',
   'num_eval_epochs': 'does not exist: --eval goes over the validation files exactly once',
   # Devices and threads
   'gpu_indices': 'does not exist: the variable CUDA_VISIBLE_DEVICES chooses and orders GPUs',

@@ -1,11 +1,12 @@
 """A published configuration as a whole; what the command line says beside it goes before it."""
 
+import functools
 from typing import Any
 
 from absl import flags
 
 from benchmarks import presets
-from benchmarks.flags import cluster
+from benchmarks.flags import cluster, named
 from hpm.errors import UsageError
 from hpm.models.figures import FIGURES
 
@@ -56,11 +57,7 @@ def check(options) -> None:
       f'--local_cluster=workers:{workers},ps:{servers} --device=cpu; or plan one of its hosts by '
       '--dry_run'
     )
-  for name, value in _flags(options, preset).items():
-    if name not in options.given and _replaced(options, preset, name) is None:
-      setattr(options, name, value)
-      if name in options.open:
-        options.open.remove(name)
+  named.put(options, _flags(options, preset), functools.partial(_replaced, options, preset))
   if options.data_name == 'imagenet' and options.data_dir is None:
     if not options.dry_run:
       raise UsageError(
@@ -107,12 +104,8 @@ def overridden(options) -> list[str]:
       f'{tasks[0]} workers and {tasks[1]} parameter servers (preset: {preset.num_hosts} and '
       f'{preset.ps_tasks})'
     )
-  for name, value in _flags(options, preset).items():
-    instead = name if name in options.given else _replaced(options, preset, name)
-    if instead is not None and options.given[instead] != value:
-      shown = str(value).lower() if isinstance(value, bool) else value
-      words.append(f'{options.spelled(instead)} (preset: {name}={shown})')
-  return words
+  replaced = functools.partial(_replaced, options, preset)
+  return words + named.overridden(options, 'preset', _flags(options, preset), replaced)
 
 
 def facts(options) -> list[tuple[str, str]]:

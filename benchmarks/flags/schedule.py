@@ -18,7 +18,7 @@ TITLE = 'Learning rate'
 
 # Rules whose rate follows the batch, 0.1 at 256 images (Goyal et al. 2017, arXiv:1706.02677,
 # section 2.1); the others divide the gradient by its own size.
-LINEAR = ('sgd', 'momentum', 'nesterov')
+LINEAR = ('sgd', 'momentum', 'nesterov', 'lars')
 SCHEDULES = ('constant', 'polynomial', 'cosine', 'resnet')
 # The rule that tf_cnn_benchmarks trains its ResNets by: epochs at which the rate is divided by 10,
 # epochs of warm-up, and the rate at 256 images.
@@ -35,6 +35,7 @@ UPDATES = (
   'minimum_learning_rate',
   'num_learning_rate_warmup_epochs',
   'resnet_base_lr',
+  'learning_rate_base_batch',
 )
 
 
@@ -95,6 +96,14 @@ def define(values: flags.FlagValues) -> None:
     flag_values=values,
   )
 
+  flags.DEFINE_integer(
+    'learning_rate_base_batch',
+    None,
+    'All rates given are those at a global batch of so many images, and follow the batch of this '
+    'run in proportion (Goyal et al. 2017). Default: they hold as they are.',
+    flag_values=values,
+  )
+
 
 def check(options) -> None:
   for name in ('init_learning_rate', 'resnet_base_lr', 'num_epochs_per_decay', 'polynomial_power'):
@@ -111,6 +120,7 @@ def check(options) -> None:
     if factor is not None:
       given, lacking = lacking, given
     raise UsageError(f'{options.spelled(given)} needs --{lacking} beside it')
+  _check_base(options)
   _check_kind(options)
   if options.piecewise_learning_rate_schedule is not None:
     piecewise(options.piecewise_learning_rate_schedule)
@@ -159,15 +169,17 @@ def create(options, epoch_size: int | None, num_steps: int) -> float | Schedule:
     # In a cluster both are one worker's share.
     return schedules.epochs(epochs, epoch_size, options.batch_size * options.num_gpus)
 
-  kind, rate = _kind(options), options.init_learning_rate
-  lowest, warmup = options.minimum_learning_rate, options.num_learning_rate_warmup_epochs
+  kind, scale = _kind(options), factor(options)
+  rate = options.init_learning_rate * scale
+  lowest, warmup = options.minimum_learning_rate * scale, options.num_learning_rate_warmup_epochs
   if kind == 'piecewise':
     rates, ends = piecewise(options.piecewise_learning_rate_schedule)
+    rates = [one * scale for one in rates]
     schedule = schedules.piecewise([steps(end) for end in ends], rates)
   elif kind == 'decay':
     decay_steps = max(1, steps(options.num_epochs_per_decay))
-    factor = options.learning_rate_decay_factor
-    schedule = schedules.exponential(rate, decay_steps, factor, minimum=lowest)
+    times = options.learning_rate_decay_factor
+    schedule = schedules.exponential(rate, decay_steps, times, minimum=lowest)
   elif kind == 'resnet':
     rates = [rate / 10**i for i in range(len(RESNET_EPOCHS) + 1)]
     schedule = schedules.piecewise([steps(end) for end in RESNET_EPOCHS], rates)
@@ -181,13 +193,19 @@ def create(options, epoch_size: int | None, num_steps: int) -> float | Schedule:
   return schedules.warmup(schedule, steps(warmup)) if warmup else schedule
 
 
+def factor(options) -> float:
+  """What all rates are multiplied by; options complete."""
+  base = options.learning_rate_base_batch
+  return 1.0 if base is None else batch(options) / base
+
+
 def title(options) -> str:
   """The rate and its way, as the header says it."""
-  kind = _kind(options)
-  words = [f'{options.init_learning_rate:g}{_source(options, kind)}']
+  kind, scale = _kind(options), factor(options)
+  words = [f'{options.init_learning_rate * scale:g}{_source(options, kind)}']
   if kind == 'piecewise':
     rates, ends = piecewise(options.piecewise_learning_rate_schedule)
-    words += [f'{rate:g} from epoch {end:g}' for rate, end in zip(rates[1:], ends)]
+    words += [f'{rate * scale:g} from epoch {end:g}' for rate, end in zip(rates[1:], ends)]
   elif kind == 'decay':
     words.append(
       f'times {options.learning_rate_decay_factor:g} every {options.num_epochs_per_decay:g} epochs'
@@ -198,7 +216,7 @@ def title(options) -> str:
   elif kind != 'constant':
     words.append(f'{kind}')
   if options.minimum_learning_rate:
-    words.append(f'down to {options.minimum_learning_rate:g}')
+    words.append(f'down to {options.minimum_learning_rate * scale:g}')
   if options.num_learning_rate_warmup_epochs:
     words.append(f'{options.num_learning_rate_warmup_epochs:g} epochs of warm-up')
   return ', '.join(words)
@@ -238,6 +256,19 @@ def _kind(options) -> str:
   return options.learning_rate_schedule or 'constant'
 
 
+def _check_base(options) -> None:
+  base = options.learning_rate_base_batch
+  if base is None:
+    return
+  if base < 1:
+    raise UsageError(f'{options.spelled("learning_rate_base_batch")}: 1 or more is needed')
+  if options.init_learning_rate is None and options.piecewise_learning_rate_schedule is None:
+    raise UsageError(
+      f'{options.spelled("learning_rate_base_batch")} needs a rate to follow it: give '
+      '--init_learning_rate, or leave it out, and the default follows the batch'
+    )
+
+
 def _check_kind(options) -> None:
   """One schedule is asked for, and nothing that it does not take."""
   asked = options.learning_rate_schedule
@@ -250,9 +281,14 @@ def _check_kind(options) -> None:
     'resnet': 'resnet_base_lr' if options.resnet_base_lr is not None else 'learning_rate_schedule',
   }.get(kind, 'learning_rate_schedule')
   takes = {
-    'piecewise': {'piecewise_learning_rate_schedule', 'num_learning_rate_warmup_epochs'},
+    'piecewise': {
+      'piecewise_learning_rate_schedule',
+      'num_learning_rate_warmup_epochs',
+      'learning_rate_base_batch',
+    },
     'resnet': {'learning_rate_schedule', 'resnet_base_lr'},
     'decay': {
+      'learning_rate_base_batch',
       'init_learning_rate',
       'num_epochs_per_decay',
       'learning_rate_decay_factor',
@@ -260,6 +296,7 @@ def _check_kind(options) -> None:
       'num_learning_rate_warmup_epochs',
     },
     'polynomial': {
+      'learning_rate_base_batch',
       'init_learning_rate',
       'learning_rate_schedule',
       'polynomial_power',
@@ -267,12 +304,14 @@ def _check_kind(options) -> None:
       'num_learning_rate_warmup_epochs',
     },
     'cosine': {
+      'learning_rate_base_batch',
       'init_learning_rate',
       'learning_rate_schedule',
       'minimum_learning_rate',
       'num_learning_rate_warmup_epochs',
     },
     'constant': {
+      'learning_rate_base_batch',
       'init_learning_rate',
       'learning_rate_schedule',
       'num_learning_rate_warmup_epochs',
@@ -301,6 +340,9 @@ def _source(options, kind: str) -> str:
   """How the first rate was chosen, if it was."""
   if kind == 'resnet':
     return f' ({options.resnet_base_lr:g} * {batch(options)} / 256)'
+  base = options.learning_rate_base_batch
+  if base is not None:
+    return f' ({options.init_learning_rate:g} * {batch(options)} / {base})'
   if 'init_learning_rate' in options.given or kind == 'piecewise':
     return ''
   return f' (0.1 * {batch(options)} / 256)' if options.optimizer in LINEAR else ''

@@ -86,7 +86,7 @@ def check(options) -> None:
     raise UsageError(f'--num_runs={options.num_runs}: 1 or more is needed')
   if options.num_runs > 1:
     options.refuse_given(
-      ['train_dir', *profile.FILES, 'profile_dir'],
+      ['train_dir', 'curve_file', 'tensorboard_dir', *profile.FILES, 'profile_dir'],
       f'does not go with --num_runs={options.num_runs}, whose runs are independent: drop one',
     )
   if not 0 <= options.tf_random_seed <= MAX_SEED:

@@ -22,7 +22,16 @@ if TYPE_CHECKING:
   from hpm.pipelines.keras_layer import Normalize as Normalize
   from hpm.pipelines.normalization import normalize as normalize
 
-__all__ = ['PIPELINES', 'SOURCES', 'Normalize', 'Pipeline', 'create', 'normalize', 'source']
+__all__ = [
+  'BUILT_IN',
+  'PIPELINES',
+  'SOURCES',
+  'Normalize',
+  'Pipeline',
+  'create',
+  'normalize',
+  'source',
+]
 
 # name -> 'module:function'; the function takes options and returns a `sources.Source`.
 SOURCES = {
@@ -47,6 +56,9 @@ PIPELINES = {
 # The same without a source.
 SYNTHETIC = {'synthetic': 'hpm.pipelines.synthetic:SyntheticPipeline'}
 
+# Pipelines that bring their data along.
+BUILT_IN = {'digits': 'hpm.pipelines.digits:DigitsPipeline'}
+
 _EXPORTS = {
   'Normalize': 'hpm.pipelines.keras_layer:Normalize',
   'Pipeline': 'hpm.pipelines.base:Pipeline',
@@ -59,7 +71,8 @@ def create(name: str, *, pipeline: str = 'tfdata', **options: Any) -> 'Pipeline'
   """A pipeline of the data that `name` stands for.
 
   Args:
-    name: of `SOURCES`, with what belongs to it after a colon ('tfds:mnist'); or 'synthetic'.
+    name: of `SOURCES`, with what belongs to it after a colon ('tfds:mnist'); or of `BUILT_IN`, or
+      'synthetic'.
     pipeline: of `PIPELINES`.
     **options: of the source and of the pipeline.
 
@@ -67,8 +80,8 @@ def create(name: str, *, pipeline: str = 'tfdata', **options: Any) -> 'Pipeline'
     UsageError: an unknown name, an option that there isn't, or one that is missing.
     DataError: from the source or pipeline, if its data is missing or damaged.
   """
-  if name in SYNTHETIC:
-    factory = registry.resolve('pipeline', SYNTHETIC, name)
+  if name in SYNTHETIC or name in BUILT_IN:
+    factory = registry.resolve('pipeline', {**SYNTHETIC, **BUILT_IN}, name)
     _check_options(name, [factory], options)
     return factory(**options)
   maker = registry.resolve('pipeline', PIPELINES, pipeline)
@@ -88,7 +101,7 @@ def _source_factory(name: str, options: dict[str, Any]) -> tuple[Any, dict[str, 
   """The function behind a source's name, and the options with what follows the colon."""
   kind, colon, detail = name.partition(':')
   if kind not in SOURCES:
-    raise errors.unknown('data set', name, [*SOURCES, *SYNTHETIC])
+    raise errors.unknown('data set', name, [*SOURCES, *BUILT_IN, *SYNTHETIC])
   factory = registry.resolve('data set', SOURCES, kind)
   takes_name = 'name' in inspect.signature(factory).parameters
   if colon and not takes_name:

@@ -34,9 +34,16 @@ UPDATES = {
   *{'gradient_clip', 'gradient_clip_norm', 'weight_decay', 'accumulate', 'loss_type_to_report'},
   *{'init_learning_rate', 'learning_rate_schedule', 'polynomial_power', 'minimum_learning_rate'},
   *{'piecewise_learning_rate_schedule', 'num_epochs_per_decay', 'learning_rate_decay_factor'},
-  *{'num_learning_rate_warmup_epochs', 'resnet_base_lr'},
+  *{'num_learning_rate_warmup_epochs', 'resnet_base_lr', 'learning_rate_base_batch'},
+  *{'lars_trust', 'lars_epsilon', 'weight_decay_on', 'label_smoothing', 'weight_average_decay'},
   *LOSS_SCALE,
 }
+EVALUATION = {
+  *{'eval_during_training_every_n_steps', 'eval_during_training_every_n_epochs'},
+  *{'eval_during_training_at_specified_steps', 'eval_during_training_at_specified_epochs'},
+  *{'num_eval_batches', 'stop_at_top_1_accuracy'},
+}
+CURVES = {'curve_file', 'tensorboard_dir'}
 REDUCTION = {
   *{'all_reduce_spec', 'use_nccl', 'hierarchical_copy', 'network_topology'},
   *{'gradient_repacking', 'agg_small_grads_max_bytes', 'agg_small_grads_max_group'},
@@ -55,7 +62,11 @@ SEVERAL = {
   *{'cluster_port', 'local_cluster', 'heartbeat_port', 'heartbeat_timeout_s', 'cluster_timeout_s'},
   'cross_replica_sync',
 }
-ALONE = {'eval', 'forward_only', 'dry_run', 'num_runs', *PROFILES}
+ALONE = {
+  *{'eval', 'forward_only', 'dry_run', 'num_runs', 'recipe', *PROFILES},
+  *EVALUATION,
+  *CURVES,
+}
 STEPS = {'steps_per_call', 'num_epochs', 'num_warmup_batches', 'num_runs'}
 LINES = {'display_perf_ewma', 'print_training_accuracy'}
 
@@ -71,6 +82,9 @@ REFUSED = {
     *PROFILES,
     *STEPS,
     *LINES,
+    *EVALUATION,
+    *CURVES,
+    *{'recipe', 'zero_init'},
     *{'forward_only', 'dry_run', 'data_name', 'local_parameter_device', 'preset'},
   },
   'forward_only': {
@@ -79,11 +93,24 @@ REFUSED = {
     *REDUCTION,
     *SYNCHRONOUS,
     *CHECKPOINTS,
+    *EVALUATION,
+    *CURVES,
+    *{'recipe', 'zero_init', 'distort_colors'},
     *{'staged_vars', 'eval', 'dry_run', 'local_parameter_device'},
   },
-  'dry_run': {*SEVERAL, *PROFILES, *CHECKPOINTS, 'eval', 'forward_only', 'num_runs', 'result_json'},
-  'num_runs': {*SEVERAL, *CHECKPOINTS, *PROFILES - {'graph_file'}, 'graph_file', 'eval', 'dry_run'},
-  'independent': {*REDUCTION, *SYNCHRONOUS, 'local_parameter_device', 'eval'},
+  'dry_run': {
+    *SEVERAL,
+    *PROFILES,
+    *CHECKPOINTS,
+    *EVALUATION,
+    *CURVES,
+    'eval',
+    'forward_only',
+    'num_runs',
+    'result_json',
+  },
+  'num_runs': {*SEVERAL, *CHECKPOINTS, *PROFILES, *EVALUATION, *CURVES, 'eval', 'dry_run'},
+  'independent': {*REDUCTION, *SYNCHRONOUS, *EVALUATION, 'local_parameter_device', 'eval'},
   'parameter_server': REDUCTION,
   'cpu': {*GPU_KNOBS, 'data_format', 'use_nccl'},
   'fp16': set(),
@@ -96,7 +123,7 @@ REFUSED = {
     *{'resnet_base_lr', 'eval', 'forward_only'},
   },
   'adam': {'momentum', 'eval', 'forward_only'},
-  'synthetic': {'data_dir', 'bad_records', 'pipeline', 'data_service', 'eval'},
+  'synthetic': {'distort_colors', 'data_dir', 'bad_records', 'pipeline', 'data_service', 'eval'},
   'cluster': {*REDUCTION, *ALONE},
   'local_cluster': {*REDUCTION, *ALONE, 'device'},  # gpu, without --num_gpus
 }
