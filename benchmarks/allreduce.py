@@ -46,14 +46,15 @@ __all__ = ['TWINS', 'contenders', 'main', 'measure', 'shapes_of']
 
 SPECS = (
   *('copy', 'psgpu', 'pscpu', 'xring', 'xring#2', 'rechd', 'hierarchical_copy', 'copy/xring'),
-  *('collective', 'nccl', 'nccl/xring'),
+  *('collective', 'nccl', 'nccl_all_reduce', 'nccl/xring'),
 )
 # Spec -> tf.distribute's operation of the same kind.
 TWINS = {
   'copy': 'ReductionToOneDevice',
   'hierarchical_copy': 'HierarchicalCopyAllReduce',
   'collective': 'CollectiveAllReduce',
-  'nccl': 'NcclAllReduce',
+  'nccl': 'CollectiveAllReduce',
+  'nccl_all_reduce': 'NcclAllReduce',
 }
 SETS = ('resnet50', 'vgg16', 'sizes')
 MEMCPY_BYTES = 64 << 20
@@ -101,8 +102,9 @@ def contenders(
   built: dict[str, Reduce] = {}
   for name in names:
     built[name] = _ours(name, devices, tensors, buckets)
-    if name in TWINS:
-      built[f'tf.distribute {TWINS[name]}'] = _twin(TWINS[name], devices, tensors)
+    twin = f'tf.distribute {TWINS[name]}' if name in TWINS else None
+    if twin and twin not in built:
+      built[twin] = _twin(TWINS[name], devices, tensors)
   return built
 
 

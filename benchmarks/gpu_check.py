@@ -75,10 +75,13 @@ def parity(devices: Sequence[str]) -> str:
 
 
 def nccl(devices: Sequence[str]) -> str:
-  """NCCL and copying sum to the same weights."""
+  """NCCL, by either of TensorFlow's ops, and copying sum to the same weights."""
   expected = _trained(devices, 'replicated', {'all_reduce_spec': 'copy'}, 1)
-  actual = _trained(devices, 'replicated', {'all_reduce_spec': 'nccl'}, 1)
-  return f'worst {_difference(actual, expected, "nccl"):.1e}'
+  words = []
+  for spec in ('nccl', 'nccl_all_reduce', 'nccl_all_reduce/xring'):
+    actual = _trained(devices, 'replicated', {'all_reduce_spec': spec}, 1)
+    words.append(f'{spec} {_difference(actual, expected, spec):.1e}')
+  return 'worst ' + ', '.join(words)
 
 
 def half_precision(devices: Sequence[str]) -> str:
@@ -158,7 +161,7 @@ def measurements(num_gpus: int, quick: bool) -> dict[str, tuple[int, list[str]]]
   table['dynamic_loss_scale'] = (1, [*one, '--use_fp16', '--fp16_enable_auto_loss_scale'])
   table['ten_steps_per_call'] = (1, [*one, '--steps_per_call=10'])
   table['no_tf32'] = (1, [*one, '--tf32=false'])
-  for spec in ('nccl', 'copy', 'collective'):
+  for spec in ('nccl', 'nccl_all_reduce', 'copy', 'collective'):
     arguments = [*resnet, '--batch_size=64', f'--all_reduce_spec={spec}']
     table[f'all_reduce_{spec}'] = (2, arguments)
   for place in ('cpu', 'gpu'):
@@ -384,7 +387,7 @@ def _managers(devices: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
     ('replicated', {'all_reduce_spec': 'collective'}),
   ]
   if len(devices) > 1 and 'GPU' in devices[0]:
-    managers.append(('replicated', {'all_reduce_spec': 'nccl'}))
+    managers += [('replicated', {'all_reduce_spec': s}) for s in ('nccl', 'nccl_all_reduce')]
   return managers
 
 

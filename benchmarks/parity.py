@@ -67,7 +67,8 @@ class Mode:
 
 _SPECS = (
   *('copy', 'psgpu', 'pscpu#2', 'xring', 'xring#2', 'rechd', 'hierarchical_copy', 'collective'),
-  *('copy/xring', 'collective/collective', 'pscpu:32k:xring', 'nccl', 'nccl/xring', 'nccl/pscpu'),
+  *('copy/xring', 'collective/collective', 'pscpu:32k:xring', 'nccl', 'nccl_all_reduce'),
+  *('nccl/xring', 'nccl/pscpu'),
 )
 _RELAXED = {'variable_consistency': 'relaxed'}
 MODES = (

@@ -147,7 +147,7 @@ CROSSINGS = [
   ),
   *(
     ('replicated', {'all_reduce_spec': spec}, (lambda n: 0, lambda n: 0, lambda n: 0))
-    for spec in ('collective', 'nccl')
+    for spec in ('collective', 'nccl', 'nccl_all_reduce')
   ),
   # One ring between two groups, of 2 gradients in all, and from the speaker to the n - 2 others.
   ('replicated', {'all_reduce_spec': 'nccl/xring'}, (lambda n: 0, lambda n: 0, lambda n: n)),
@@ -177,13 +177,14 @@ def test_what_crosses_is_what_each_mode_s_formula_says(mode, options, formula, n
   assert crossed['CPU', 'GPU'] == from_host + 4 * len(updating)  # one over the number of samples
   assert crossed['GPU', 'GPU'] == between
   sent = {t.source: t.bytes for t in plan.transfers if t.link == 'collective'}
-  if options.get('all_reduce_spec') in ('collective', 'nccl'):
+  if options.get('all_reduce_spec') in ('collective', 'nccl', 'nccl_all_reduce'):
     assert sent == {'all': GRADIENTS * 2 * (num_devices - 1) // num_devices}
   # A copy on every device, slots beside it, or one in all.
   copies = num_devices if mode != 'parameter_server' else 1
   staged = num_devices if options.get('staged_vars') else 0
   in_flight = num_devices if options.get('variable_consistency') else 0
-  variables = sum(device.variables for device in plan.devices) - tokens_of(plan)
+  tokens = 0 if options.get('all_reduce_spec') == 'nccl_all_reduce' else tokens_of(plan)
+  variables = sum(device.variables for device in plan.devices) - tokens
   assert variables == (copies + staged + in_flight) * GRADIENTS + 16 + 8 * in_flight
   assert sum(device.slots for device in plan.devices) == copies * GRADIENTS
 

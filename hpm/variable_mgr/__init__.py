@@ -52,6 +52,7 @@ ALL_REDUCES = {
   'hierarchical_copy': 'hpm.variable_mgr.hierarchical:HierarchicalCopy',
   'collective': 'hpm.variable_mgr.collective:Collective',
   'nccl': 'hpm.variable_mgr.collective:nccl',
+  'nccl_all_reduce': 'hpm.variable_mgr.nccl:nccl_all_reduce',
 }
 
 __getattr__ = registry.lazy(

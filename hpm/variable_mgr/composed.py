@@ -9,7 +9,7 @@ import tensorflow as tf
 from hpm import registry
 from hpm.errors import UsageError
 from hpm.variable_mgr import spec as specs
-from hpm.variable_mgr.allreduce import AllReduce, HalfTransfer, Lists
+from hpm.variable_mgr.allreduce import Algorithm, AllReduce, HalfTransfer, Lists
 
 __all__ = ['BySize', 'TwoLevels', 'build', 'groups_of']
 
@@ -101,9 +101,9 @@ class TwoLevels:
       for group, speaker, values, within in zip(
         self._groups, lane, reduced, self._within, strict=True
       ):
-        # Nobody asks for what the silent members had of their group. But a collective, which has
-        # variables, waits for all of them, and a session leaves out what nobody asks for.
-        must_run = bool(within.variables)
+        # Nobody asks for what the silent members had of their group. But what isn't built of copies
+        # and sums may wait for all of them, and a session leaves out what nobody asks for.
+        must_run = not isinstance(within, Algorithm)
         for k, value in zip(own, values, strict=True):
           for i in group:
             if i == speaker:

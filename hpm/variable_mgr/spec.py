@@ -32,7 +32,14 @@ GRAMMAR = (
   'ALGORITHM[:SIZE:ALGORITHM]... with ALGORITHM = NAME[#N][/NAME[#N]] and SIZE in bytes '
   'or with k, M, G, T (powers of 1024), as in xring#2, nccl/xring or pscpu:32k:xring'
 )
-WITHOUT_SHARDS = ('collective', 'copy', 'hierarchical_copy', 'nccl', 'rechd')
+WITHOUT_SHARDS = {
+  'collective',
+  'copy',
+  'hierarchical_copy',
+  'nccl',
+  'nccl_all_reduce',
+  'rechd',
+}
 
 _UNITS = {'': 0, 'k': 1, 'm': 2, 'g': 3, 't': 4}
 
@@ -106,7 +113,9 @@ def check_devices(text: str, ranges: Sequence[Range], devices: Sequence[str]) ->
     UsageError: with what to use instead.
   """
   names = [level.name for one in ranges for level in one.algorithm.levels]
-  if 'nccl' in names and not all('GPU' in device.upper() for device in devices):
+  if any(name.startswith('nccl') for name in names) and not all(
+    'GPU' in device.upper() for device in devices
+  ):
     raise UsageError(
       f'all-reduce {text!r} needs GPUs, but the devices are {", ".join(devices)}: '
       "use 'copy' or 'collective' on CPU devices"

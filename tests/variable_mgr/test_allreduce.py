@@ -228,8 +228,9 @@ def test_collectives_do_not_deadlock_in_a_session_either(cpu_devices):
 
 
 def test_nccl_on_cpu_devices_is_refused(cpu_devices):
-  with pytest.raises(hpm.errors.UsageError, match="'nccl' needs GPUs.*'copy' or 'collective'"):
-    hpm.variable_mgr.all_reduce('nccl', cpu_devices[:2])
+  for spec in ('nccl', 'nccl_all_reduce', 'nccl_all_reduce/xring'):
+    with pytest.raises(hpm.errors.UsageError, match=f"'{spec}' needs GPUs.*'copy' or 'collective'"):
+      hpm.variable_mgr.all_reduce(spec, cpu_devices[:2])
   with pytest.raises(hpm.errors.UsageError, match="'nccl' needs GPUs"):
     hpm.variable_mgr.create('replicated', ['/GPU:0', '/CPU:0'], all_reduce_spec='nccl')
 

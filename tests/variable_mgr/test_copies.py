@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import hpm
 from hpm import placement
+from hpm.errors import UsageError
 from hpm.variable_mgr import packing
 from hpm.variable_mgr.composed import groups_of
 
@@ -232,3 +233,46 @@ def test_collectives_are_one_for_each_tensor_or_bucket():
       parts = placement.collectives(graph, results)
     for device in devices:
       assert [p.bytes for p in parts if p.device == f'/device:{device[1:]}'] == expected
+
+
+@pytest.mark.parametrize('count', range(2, 9))
+def test_nccl_all_reduce_is_one_op_a_device_and_tensor_that_meet_by_name(count):
+  with tf.Graph().as_default() as graph:
+    lists = []
+    for device in gpus(count):
+      with tf.device(device):
+        dtypes = ('float32', 'float16', 'float64', 'int64')
+        lists.append([tf.compat.v1.placeholder(dtype, (10,)) for dtype in dtypes])
+    results = reduce('nccl_all_reduce', gpus(count))(lists)
+    assert placement.check(graph, results) == []  # a kernel is registered for each
+    assert placement.copies(graph, results) == []
+    parts = placement.collectives(graph, results)
+  names = [{p.instance for p in parts if p.device == f'/device:{d[1:]}'} for d in gpus(count)]
+  assert len(parts) == 4 * count
+  assert all(len(own) == 4 and own == names[0] for own in names)
+  assert [part.bytes for part in parts[:4]] == [40, 20, 80, 80]
+
+
+def test_a_session_runs_every_member_of_a_group_under_nccl_all_reduce():
+  with tf.Graph().as_default() as graph:
+    lists = []
+    for device in gpus(4):
+      with tf.device(device):
+        lists.append([tf.compat.v1.placeholder(tf.float32, (10,))])
+    results = reduce('nccl_all_reduce/copy', gpus(4))(lists)
+    parts = placement.collectives(graph, results)
+  assert [part.device for part in parts] == [f'/device:{device[1:]}' for device in gpus(4)]
+
+
+def test_nccl_all_reduce_has_no_bfloat16():
+  with pytest.raises(UsageError, match="no bfloat16: use 'nccl'"):
+    reduce('nccl_all_reduce', gpus(2), transfer_dtype='bfloat16')
+  with tf.Graph().as_default():
+    lists = [[tf.compat.v1.placeholder(tf.bfloat16, (10,))] for _ in gpus(2)]
+    with pytest.raises(UsageError, match='no bfloat16'):
+      reduce('nccl_all_reduce', gpus(2))(lists)
+    half = reduce('nccl_all_reduce', gpus(2), transfer_dtype='float16')
+    results = half([[tf.compat.v1.placeholder(tf.float32, (10,))] for _ in gpus(2)])
+    assert [value.dtype for (value,) in results] == [tf.float32] * 2
+    parts = placement.collectives(tf.compat.v1.get_default_graph())
+    assert [part.bytes for part in parts] == [20, 20]
