@@ -125,9 +125,9 @@ def benchmark(options: flags.Options, record: dict[str, Any], stop: list[int]) -
   process.set_environment(flags.runtime.environment(options, dict(os.environ)))
 
   def write_down(line: str) -> None:
-    if options.result_json:
+    if path := result_path(options):
       failed = {k: v for k, v in record.items() if k not in results.THROUGHPUT}
-      results.write(options.result_json, {**failed, 'status': 'failed', 'reason': line})
+      results.write(path, {**failed, 'status': 'failed', 'reason': line})
 
   with member.joined(options, write_down) as part:
     if part is None:
@@ -481,13 +481,23 @@ def recorded(options: flags.Options, record: dict[str, Any]) -> Iterator[None]:
       record['peak_rss_mib'] = machine.peak_rss_mib()
       gpus = machine.peak_gpu_mib(record.get('devices', []))
       record |= {'peak_gpu_mib': gpus} if gpus else {}
-    if options.result_json:
-      results.write(options.result_json, record)
+    if path := result_path(options):
+      results.write(path, record)
+
+
+def result_path(options: flags.Options) -> str | None:
+  """Where the result goes: of several workers the chief's has the name that was given."""
+  cluster = flags.cluster.cluster(options)
+  if options.result_json is None or cluster is None or cluster.is_chief:
+    return options.result_json
+  path = Path(options.result_json)
+  return str(path.with_stem(f'{path.stem}.{cluster.job_name}-{cluster.task_index}'))
 
 
 def closing(options: flags.Options, record: dict[str, Any]) -> str:
   """The last line: the result file, and the next command to try."""
-  file = f'Result: {options.result_json}. ' if options.result_json else ''
+  path = result_path(options)
+  file = f'Result: {path}. ' if path else ''
   if options.num_runs > 1:
     return f'{file}Next: {shlex.join(["python", "benchmarks/run.py", "--help"])}'
   if flags.cluster.cluster(options) is not None:

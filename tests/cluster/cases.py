@@ -8,7 +8,7 @@ import tensorflow as tf
 import hpm
 from tests.parity import harness, simulation
 
-__all__ = ['create_step', 'dataset', 'expected', 'linear_values', 'own_copies', 'steps_of']
+__all__ = ['create_step', 'dataset', 'expected', 'linear_values', 'own_copies', 'steps_of', 'wide']
 
 
 def create_step(case: dict[str, Any], manager: hpm.variable_mgr.VariableManager) -> hpm.TrainStep:
@@ -17,9 +17,8 @@ def create_step(case: dict[str, Any], manager: hpm.variable_mgr.VariableManager)
   if case.get('model') == 'linear':
     rate = hpm.optimizers.create('sgd', 0.5)
     return harness.create_step(manager, rate, linear(), loss=of_logits, **options)
-  model = {'two_layers': harness.two_layers, 'normalized': harness.normalized}[
-    case.get('model', 'two_layers')
-  ]()
+  models = {'two_layers': harness.two_layers, 'normalized': harness.normalized, 'wide': wide}
+  model = models[case.get('model', 'two_layers')]()
   return harness.create_step(manager, case.get('optimizer', 'momentum'), model, **options)
 
 
@@ -30,6 +29,20 @@ def linear() -> hpm.models.Model:
     return b.dense('logits', b.flatten(images), 5)
 
   return hpm.models.Model(network, name='linear', image_shape=(4, 4, 3), num_classes=5)
+
+
+def wide() -> hpm.models.Model:
+  """100 MB of parameters, and little to compute."""
+
+  def network(b, images):
+    x = tf.nn.relu(b.dense('in', b.flatten(images), 3072))
+    for i in range(2):
+      x = tf.nn.relu(b.dense(f'hidden_{i}', x, 3072))
+    for i in range(4):
+      x = tf.nn.relu(b.dense(f'narrow_{i}', x, 1024))
+    return b.dense('logits', x, 5)
+
+  return hpm.models.Model(network, name='wide', image_shape=(4, 4, 3), num_classes=5)
 
 
 def of_logits(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:

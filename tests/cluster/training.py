@@ -20,6 +20,7 @@ from hpm.cluster import heartbeat
 from hpm.cluster.spec import Cluster
 
 NUM_DEVICES = 2
+COUNTING_S = 2.0
 
 
 def main() -> int:
@@ -62,7 +63,16 @@ def run_case(runtime: Any, case: dict[str, Any], path: str) -> None:
     step = cases.create_step(case, manager)
   training = runtime.training(step)
   training.begin()
-  metrics = list(training.run(cases.dataset(case, runtime.cluster), case.get('num_steps')))
+  steps = training.run(cases.dataset(case, runtime.cluster), case.get('num_steps'))
+  metrics, received = [], []
+  for step in steps:
+    metrics.append(step)
+    if runtime.cluster.is_chief and len(metrics) in case.get('count_bytes_after', ()):
+      time.sleep(COUNTING_S)  # the others get as far as they can without us
+      received.append(loopback_bytes())
+  if 'count_bytes_after' in case:
+    np.savez(path, received=np.array(received))
+    return
   saved = {
     'losses': np.array([m.loss for m in metrics]),
     'steps': np.array([int(m.step) for m in metrics]),
@@ -75,6 +85,13 @@ def run_case(runtime: Any, case: dict[str, Any], path: str) -> None:
     time.sleep(case.get('pause_s', 0.0))
     saved |= {f'values/{name}': value for name, value in training.snapshot().items()}
   np.savez(path, **saved)
+
+
+def loopback_bytes() -> int:
+  """What the loopback interface of this network namespace has carried."""
+  with open('/proc/net/dev') as table:
+    (line,) = (line for line in table if line.strip().startswith('lo:'))
+  return int(line.split()[1])
 
 
 if __name__ == '__main__':

@@ -1,0 +1,175 @@
+"""The driver in a cluster: lines, totals, checkpoints, the same command again, and how it ends."""
+
+import json
+import os
+from pathlib import Path
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from hpm import checkpoint, pipelines
+
+ROOT = Path(__file__).parents[2]
+MODES = {
+  'parameter_server': 'workers:2,ps:2',
+  'distributed_replicated': 'workers:2,ps:1',
+  'collective_all_reduce': 'workers:2',
+}
+LENET = (
+  '--model=lenet',
+  '--device=cpu',
+  '--num_gpus=2',
+  '--batch_size=2',
+  '--num_warmup_batches=1',
+)
+
+
+@pytest.fixture(scope='module')
+def sample(tmp_path_factory) -> Path:
+  """56 training images in 8 files: 28 for each of two workers, seven steps of four."""
+  directory = tmp_path_factory.mktemp('data') / 'sample'
+  command = [sys.executable, '-m', 'hpm.pipelines', 'sample', '--num_images=70']
+  subprocess.run([*command, f'--out={directory}'], cwd=ROOT, check=True, capture_output=True)
+  return directory
+
+
+def started(mode: str, *arguments: str) -> subprocess.Popen:
+  return subprocess.Popen(
+    [
+      *(sys.executable, 'benchmarks/run.py', f'--variable_update={mode}'),
+      *(f'--local_cluster={MODES[mode]}', '--heartbeat_timeout_s=60', *LENET, *arguments),
+    ],
+    cwd=ROOT,
+    env={**os.environ, 'PYTHONPATH': str(ROOT)},
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+  )
+
+
+def run(mode: str, *arguments: str) -> list[str]:
+  """The lines of a cluster that ends well."""
+  process = started(mode, *arguments)
+  out, _ = process.communicate(timeout=300)
+  assert process.returncode == 0, out
+  return out.splitlines()
+
+
+def values_of(directory: Path) -> dict[str, np.ndarray]:
+  return checkpoint.read(checkpoint.latest(str(directory)))[0]
+
+
+def check_resumed(mode: str, sample: Path, directory: Path, *arguments: str) -> None:
+  """Two epochs in one run, and in two: the same weights, slots, steps and samples."""
+  data = (f'--data_dir={sample}', *arguments)
+  run(mode, *data, '--num_epochs=2', f'--train_dir={directory}/whole')
+  lines = run(mode, *data, '--num_batches=8', f'--train_dir={directory}/parts')
+  assert any(re.search(r'Saved .*ckpt-9$', line) for line in lines)
+  lines = run(mode, *data, '--num_epochs=2', f'--train_dir={directory}/parts')
+  for worker in (0, 1):
+    assert f'[worker:{worker}] Going on after step 9, 36 images' in lines
+  whole, parts = values_of(directory / 'whole'), values_of(directory / 'parts')
+  assert whole['samples'] == 112
+  assert set(whole) == set(parts)
+  for name, value in whole.items():
+    np.testing.assert_array_equal(value, parts[name], err_msg=name)
+
+
+def test_lines_total_and_results_of_all_workers(tmp_path):
+  result = tmp_path / 'run.json'
+  lines = run('distributed_replicated', '--num_batches=6', f'--result_json={result}')
+  text = '\n'.join(lines)
+  rates = {int(n): float(r) for n, r in re.findall(r'images/sec of worker:(\d): ([\d.]+)', text)}
+  assert set(rates) == {0, 1}
+  totals = re.findall(r'\[(.*)\] total images/sec: ([\d.]+)', text)
+  assert [who for who, _ in totals] == ['worker:0']
+  chief = json.loads(result.read_text())
+  other = json.loads((tmp_path / 'run.worker-1.json').read_text())
+  assert chief['batch_size_global'] == other['batch_size_global'] == 8
+  assert chief['step_images'] == other['step_images'] == [4] * 6
+  assert chief['losses'] == other['losses']
+  slowest = max(chief['loop_wall_s'], other['loop_wall_s'])
+  assert chief['images_per_second_total'] == pytest.approx(48 / slowest)
+  assert float(totals[0][1]) == pytest.approx(48 / slowest, abs=0.01)
+
+
+def test_the_same_command_goes_on_over_parameter_servers(sample, tmp_path):
+  check_resumed('distributed_replicated', sample, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('mode', ['parameter_server', 'collective_all_reduce'])
+def test_the_same_command_goes_on(mode, sample, tmp_path):
+  check_resumed(mode, sample, tmp_path)
+
+
+@pytest.mark.long
+def test_another_number_of_workers_is_refused_for_data_and_taken_for_synthetic(sample, tmp_path):
+  mode = 'collective_all_reduce'
+  for data in ([f'--data_dir={sample}'], []):
+    directory = tmp_path / f'train{len(data)}'
+    run(mode, *data, '--num_batches=2', f'--train_dir={directory}')
+    process = started(
+      mode, *data, '--num_batches=4', f'--train_dir={directory}', '--local_cluster=workers:3'
+    )
+    out, _ = process.communicate(timeout=300)
+    if data:
+      assert process.returncode == 2, out
+      assert 'num_shards' in out
+    else:
+      assert process.returncode == 0, out
+      assert '[worker:2] Going on after step 3, 8 images' in out
+      assert values_of(directory)['samples'] == 24 + 2 * 12
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('mode', MODES)
+def test_a_termination_stops_all_after_the_same_step_with_a_checkpoint(mode, tmp_path):
+  process = started(mode, '--num_batches=100000', f'--train_dir={tmp_path}', '--display_every=1')
+  for line in process.stdout:
+    if re.search(r'\[worker:0\] 3\t', line):
+      break
+  process.send_signal(signal.SIGTERM)
+  begun = time.monotonic()
+  out, _ = process.communicate(timeout=60)
+  assert time.monotonic() - begun < 30
+  assert process.returncode == 143, out
+  assert 'saved' in out
+  values = values_of(tmp_path)
+  assert values['samples'] == 8 * values['step']
+
+
+@pytest.mark.long
+def test_asynchronous_workers_end_apart_and_count_together(tmp_path):
+  lines = run(
+    'parameter_server',
+    *('--cross_replica_sync=false', '--num_batches=6', f'--train_dir={tmp_path}'),
+  )
+  assert any(line.startswith('[worker:0] total images/sec') for line in lines)
+  values = values_of(tmp_path)
+  assert values['step'] == 2 * 7
+  assert values['samples'] == 14 * 4
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('mode', MODES)
+def test_each_sample_comes_once_an_epoch(mode, sample, tmp_path):
+  """What the workers' pipelines deliver, all of it, as the driver shares it out."""
+  ids = []
+  for worker in range(2):
+    pipeline = pipelines.create(
+      'imagenet',
+      **{'data_dir': str(sample), 'batch_size': 2, 'image_size': 28, 'num_classes': 1000},
+      **{'seed': 1234, 'num_epochs': 1, 'with_ids': True},
+      **{'num_shards': 2, 'shard_index': worker},
+    )
+    ids += [i for _, _, batch in pipeline.dataset() for i in batch.numpy().tolist()]
+  assert len(ids) == len(set(ids)) == 56
+  lines = run(mode, f'--data_dir={sample}', '--num_epochs=1', f'--train_dir={tmp_path}')
+  assert values_of(tmp_path)['samples'] == 56
+  assert any(line.endswith('ckpt-7') for line in lines)
