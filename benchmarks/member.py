@@ -14,6 +14,7 @@ from benchmarks.loop import Step, say
 import hpm
 from hpm.cluster.spec import Cluster
 from hpm.cluster.watchdog import Stages
+from hpm.errors import UsageError
 
 __all__ = ['Alone', 'Worker', 'joined', 'serve']
 
@@ -140,12 +141,17 @@ class Worker(Alone):
 
 
 @contextlib.contextmanager
-def joined(options: flags.Options, last_words: Callable[[str], None]) -> Iterator[Alone | None]:
+def joined(
+  options: flags.Options,
+  last_words: Callable[[str], None],
+  orderly: tuple[type[BaseException], ...],
+) -> Iterator[Alone | None]:
   """This process's part, while it lasts; None for a parameter server, when it has served.
 
   Args:
     options: the flags.
     last_words: called with one line before the death of another task ends this process.
+    orderly: exceptions that end all workers together, so that none takes this one for dead.
 
   Raises:
     hpm.cluster.PeerError: another task has died; the line has been printed.
@@ -166,14 +172,30 @@ def joined(options: flags.Options, last_words: Callable[[str], None]) -> Iterato
     timeout_s=options.heartbeat_timeout_s,
     startup_timeout_s=options.cluster_timeout_s,
   ) as watch:
-    if cluster.job_name == 'ps':
-      serve(cluster, watch)
-      yield None
+    if cluster.job_name == 'worker':
+      yield from _working(Worker(cluster, options, watch, stages), watch, guard, orderly)
       return
-    worker = Worker(cluster, options, watch, stages)
+    serve(cluster, watch)
+  yield None
+
+
+def _working(
+  worker: Worker,
+  watch: hpm.cluster.Watch,
+  guard: watching.Guard,
+  orderly: tuple[type[BaseException], ...],
+) -> Iterator[Worker]:
+  try:
+    yield worker
+  except orderly:
+    watch.leave()
+    raise
+  except (UsageError, hpm.cluster.PeerError):
+    raise
+  except Exception:
     with guard.explaining(Exception):
-      yield worker
-    worker.close()
+      raise
+  worker.close()
 
 
 def serve(cluster: Cluster, watch: hpm.cluster.Watch) -> None:

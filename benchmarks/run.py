@@ -129,7 +129,7 @@ def benchmark(options: flags.Options, record: dict[str, Any], stop: list[int]) -
       failed = {k: v for k, v in record.items() if k not in results.THROUGHPUT}
       results.write(path, {**failed, 'status': 'failed', 'reason': line})
 
-  with member.joined(options, write_down) as part:
+  with member.joined(options, write_down, (Finished, saving.Stopped)) as part:
     if part is None:
       raise Finished('the training is over, and this parameter server with it')
     benchmark_as(part, options, record, stop, started)
