@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from hpm.calls import Calls
 from hpm.errors import UsageError
 from hpm.losses import Loss, softmax_cross_entropy
 from hpm.models.builder import Model
@@ -252,6 +253,7 @@ class TrainStep:
       }
       loss_scale = before.get('loss_scale', self._loss_scale)
       scale = loss_scale if self._sum_of_means else loss_scale / _largest(batches)
+    tower = Calls(self._tower)
     towers, sums = [], []
     for i, (device, (images, labels)) in enumerate(zip(manager.devices, batches, strict=True)):
       params, state = manager.read(i)
@@ -271,7 +273,7 @@ class TrainStep:
       if manager.cross_replica:
         token = manager.cross_replica.token(i)
       with tf.name_scope(f'tower_{i}'), tf.device(device):  # the name is for profiles
-        gradients, state, of_tower = self._tower(params, state, images, labels, rng, of_loss, token)
+        gradients, state, of_tower = tower(params, state, images, labels, rng, of_loss, token)
       if manager.cross_replica:
         manager.cross_replica.used_in(device, of_tower['loss'].op)
       sums.append({**of_tower, 'num_samples': num_samples})

@@ -10,12 +10,13 @@ there.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 import weakref
 
 import tensorflow as tf
 
 from hpm import errors
+from hpm.calls import Shared
 from hpm.devices import CPU
 from hpm.errors import UsageError
 from hpm.optimizers.rules import Optimizer
@@ -118,6 +119,21 @@ class Scalars(NamedTuple):
   finite: tf.Tensor | None
 
 
+class _Reads:
+  """What has been read of variables in one graph.
+
+  Attributes:
+    values: variable's reference -> its value, where it lives.
+    operations: device -> what has read there.
+    copying: dtypes and shapes -> how tensors of these are copied to another device.
+  """
+
+  def __init__(self):
+    self.values: dict[Any, tf.Tensor] = {}
+    self.operations: dict[str, list[tf.Operation]] = {}
+    self.copying: dict[Any, Shared] = {}
+
+
 class VariableManager:
   """Base of all managers; see the module's docstring and DESIGN's contract.
 
@@ -157,6 +173,8 @@ class VariableManager:
     self.cross_replica = CrossReplica(self.devices) if synchronised else None
     # Keyed by graph: a manager may be built into several (the step, its staged twin, evaluation).
     self._reads: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+    # Dtypes and shapes -> how variables of these are read.
+    self._reading: dict[Any, Shared] = {}
 
   def create(self, params: Tensors, state: Tensors, optimizer: Optimizer | None = None) -> None:
     """Places the copies. Without an optimizer (evaluation) there are no slots."""
@@ -180,10 +198,9 @@ class VariableManager:
     """
     del training
     copy = self.copy_of(tower)
-    device = self.devices[tower]
-    params = {n: self._read(v, copy.places[n], device) for n, v in copy.params.items()}
-    state = {n: self._read(v, copy.places[n], device) for n, v in copy.state.items()}
-    return params, state
+    values = self._read({**copy.params, **copy.state}, copy.places, self.devices[tower])
+    params = {name: values.pop(name) for name in copy.params}
+    return params, values
 
   def update(
     self,
@@ -237,27 +254,36 @@ class VariableManager:
       for i, device in enumerate(self.devices)
     ]
 
-  def _read(self, variable: tf.Variable, place: str, device: str) -> tf.Tensor:
-    reads = self._reads.setdefault(tf.compat.v1.get_default_graph(), {})
-    if variable.ref() not in reads:
+  def _read(
+    self, variables: Mapping[str, tf.Variable], places: Mapping[str, str], device: str
+  ) -> dict[str, tf.Tensor]:
+    """Name -> value on `device`; read once a graph where the variable lives, at its place."""
+    reads = self._reads.setdefault(tf.compat.v1.get_default_graph(), _Reads())
+    unread: dict[str, list[tf.Variable]] = {}
+    for name, variable in variables.items():
+      if variable.ref() not in reads.values:
+        unread.setdefault(places[name], []).append(variable)
+    for place, of_place in unread.items():
+      handles = [variable.handle for variable in of_place]
       with tf.device(place):
-        # The raw op: `read_value` would add an identity to each of them.
-        value = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
-        reads[variable.ref()] = (place, value)
-    value = reads[variable.ref()][1]
-    if place == device:
-      return value
-    with tf.device(device):
-      return tf.identity(value)
+        read = _shared(self._reading, of_place, handles, functools.partial(_values, of_place))
+      reads.operations.setdefault(place, []).append(read)
+      reads.values |= {v.ref(): t for v, t in zip(of_place, read.outputs, strict=True)}
+    values = {name: reads.values[variable.ref()] for name, variable in variables.items()}
+    away = [name for name in values if places[name] != device]
+    if away:
+      tensors = [values[name] for name in away]
+      with tf.device(device):
+        copy = _shared(reads.copying, tensors, tensors, lambda: [tf.identity(t) for t in tensors])
+      values |= zip(away, copy.outputs, strict=True)
+    return values
 
   def _barriers(self) -> dict[str, tf.Operation]:
     """Device -> an op that runs when everything read there has been read."""
-    reads: dict[str, list[tf.Tensor]] = {}
-    for place, value in self._reads.pop(tf.compat.v1.get_default_graph(), {}).values():
-      reads.setdefault(place, []).append(value)
+    reads = self._reads.pop(tf.compat.v1.get_default_graph(), _Reads())
     barriers = {}
-    for place, values in reads.items():
-      with tf.device(place), tf.control_dependencies(values):
+    for place, operations in reads.operations.items():
+      with tf.device(place), tf.control_dependencies(operations):
         barriers[place] = tf.no_op()
     return barriers
 
@@ -304,52 +330,37 @@ class VariableManager:
 
   def _apply(
     self,
-    copy: Copy,
-    gradients: Tensors,
-    state: Tensors,
+    copies: Sequence[Copy],
+    gradients: Sequence[Tensors],
+    states: Sequence[Tensors],
     transform: Transform,
     optimizer: Optimizer,
-    scalars: Scalars,
+    scalars: Sequence[Scalars],
     barriers: Mapping[str, tf.Operation],
   ) -> list[tf.Operation]:
-    """Updates one copy, or leaves it as it is where the gradients are not finite."""
-    here: dict[str, list[str]] = {}
-    for name in [*copy.params, *state]:
-      here.setdefault(copy.places[name], []).append(name)
+    """Updates copies, or leaves them as they are where the gradients are not finite.
 
-    def updates(place: str, waits: list[tf.Operation]) -> list[tf.Operation]:
-      of_transform, of_optimizer = scalars.at[place]
-      applied = {}
-      for name in here[place]:
-        if name in copy.params:
-          value = functools.partial(self._value, copy.params[name])
-          applied[name] = transform.apply(name, gradients[name], value, of_transform)
-      # Nothing is updated before all gradients are here: the tower may still need a parameter for
-      # another layer's gradient, and TensorFlow would then copy the parameter to update it. (An
-      # edge from the tower's call itself would be lost when the call is inlined.)
-      with tf.control_dependencies([*waits, *applied.values()]):
-        ready = tf.no_op()
-      operations = []
-      with tf.control_dependencies([ready]):
-        for name in here[place]:
-          if name in applied:
-            slots = {slot: variables[name] for slot, variables in copy.slots.items()}
-            variable, gradient = copy.params[name], applied[name]
-            operations.append(optimizer.apply(variable, slots, gradient, of_optimizer))
-          else:
-            operations.append(self._assign(copy.state[name], state[name]))
-      return operations
+    What is the same for several copies is traced once.
 
+    Args:
+      copies: which.
+      gradients, states, scalars: for each of them, on its variables' devices.
+      transform, optimizer: as for `update`.
+      barriers: see `_barriers`.
+    """
+    shared: dict[tuple[str, ...], Shared] = {}
     operations = []
-    for place in here:
-      with tf.device(place):
-        if scalars.finite is None:
-          operations += updates(place, [barriers[place]])
-        else:  # one conditional a device, which waits for the barrier as a whole
-          with tf.control_dependencies([barriers[place]]):
-            operations.append(
-              _only_if(scalars.finite, place, functools.partial(updates, place, []))
-            )
+    for copy, gradient, state, scalar in zip(copies, gradients, states, scalars, strict=True):
+      here: dict[str, list[str]] = {}
+      for name in [*copy.params, *state]:
+        here.setdefault(copy.places[name], []).append(name)
+      for place, of_place in here.items():
+        names = tuple(of_place)
+        own = _Own(copy, names, gradient, state, *scalar.at[place], scalar.finite)
+        if names not in shared:
+          shared[names] = Shared(functools.partial(own.update, transform, optimizer), own.tensors)
+        with tf.device(place), tf.control_dependencies([barriers[place]]):
+          operations.append(shared[names](own.tensors))
     return operations
 
   def _num_samples(self, towers: Sequence[TowerResult]) -> tf.Tensor:
@@ -400,20 +411,104 @@ class VariableManager:
       return tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
 
 
-def _only_if(
-  condition: tf.Tensor, place: str, updates: Callable[[], list[tf.Operation]]
-) -> tf.Tensor:
-  """The updates in one conditional, all of it on one device; whether they were made."""
+def _shared(
+  known: dict[Any, Shared],
+  alike: Sequence[Any],
+  arguments: Sequence[tf.Tensor],
+  build: Callable[[], list[tf.Tensor]],
+) -> tf.Operation:
+  """A call of what `build` builds; of what is in `known`, if that has been built for the like.
 
-  def build() -> tf.Tensor:
-    with tf.device(place), tf.control_dependencies(updates()):
-      return tf.constant(True)
+  Args:
+    known: dtypes and shapes -> what has been built for them.
+    alike: what `build` depends on by its dtypes and shapes alone.
+    arguments, build: see `Shared`.
+  """
+  key = tuple((one.dtype, tuple(one.shape)) for one in alike)
+  if key not in known:
+    known[key] = Shared(build, arguments)
+  return known[key](arguments)
 
-  def skip() -> tf.Tensor:
-    with tf.device(place):
-      return tf.constant(False)
 
-  return tf.cond(condition, build, skip)
+def _values(variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
+  # The raw op: `read_value` would add an identity to each of them.
+  return [tf.raw_ops.ReadVariableOp(resource=v.handle, dtype=v.dtype) for v in variables]
+
+
+class _Own:
+  """What the update of a copy's variables on one device is made of.
+
+  Args:
+    copy: of the variables.
+    names: those on the device.
+    gradients, state: by name, on the device.
+    of_transform, of_optimizer: scalars, there as well.
+    finite: whether there is to be an update; None if there always is.
+  """
+
+  def __init__(
+    self,
+    copy: Copy,
+    names: Sequence[str],
+    gradients: Tensors,
+    state: Tensors,
+    of_transform: Tensors,
+    of_optimizer: Tensors,
+    finite: tf.Tensor | None,
+  ):
+    self._params = {name: copy.params[name] for name in names if name in copy.params}
+    self._slots = {
+      name: {slot: variables[name] for slot, variables in copy.slots.items()}
+      for name in self._params
+    }
+    self._state = {name: copy.state[name] for name in names if name not in copy.params}
+    self._gradients = {name: gradients[name] for name in self._params}
+    self._new_state = {name: state[name] for name in self._state}
+    self._scalars = of_transform, of_optimizer
+    self._finite = finite
+
+  @property
+  def tensors(self) -> list[tf.Tensor]:
+    """All of them, variables by their handles."""
+    variables = tf.nest.flatten([self._params, self._slots, self._state])
+    tensors = tf.nest.flatten([self._gradients, self._new_state, self._scalars, self._finite])
+    return [variable.handle for variable in variables] + [t for t in tensors if t is not None]
+
+  def update(self, transform: Transform, optimizer: Optimizer) -> list[tf.Operation]:
+    """Builds the update, on the current device."""
+    if self._finite is None:
+      return self._updates(transform, optimizer)
+
+    def build() -> tf.Tensor:
+      with tf.control_dependencies(self._updates(transform, optimizer)):
+        return tf.constant(True)
+
+    return [tf.cond(self._finite, build, lambda: tf.constant(False)).op]
+
+  def _updates(self, transform: Transform, optimizer: Optimizer) -> list[tf.Operation]:
+    of_transform, of_optimizer = self._scalars
+    applied = {
+      name: transform.apply(
+        name, self._gradients[name], lambda v=variable: _values([v])[0], of_transform
+      )
+      for name, variable in self._params.items()
+    }
+    # Nothing is updated before all gradients are here: the tower may still need a parameter for
+    # another layer's gradient, and TensorFlow would then copy the parameter to update it. (An edge
+    # from the tower's call itself would be lost when the call is inlined.)
+    with tf.control_dependencies(list(applied.values())):
+      ready = tf.no_op()
+    with tf.control_dependencies([ready]):
+      return [
+        *(
+          optimizer.apply(variable, self._slots[name], applied[name], of_optimizer)
+          for name, variable in self._params.items()
+        ),
+        *(
+          tf.raw_ops.AssignVariableOp(resource=variable.handle, value=self._new_state[name])
+          for name, variable in self._state.items()
+        ),
+      ]
 
 
 def _copied(scalars: Tensors) -> dict[str, tf.Tensor]:

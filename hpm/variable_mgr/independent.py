@@ -29,15 +29,16 @@ class Independent(VariableManager):
 
   def update(self, towers, transform, optimizer, step):
     barriers = self._barriers()
-    operations, finite = [], []
-    for device, copy, tower in zip(self.devices, self.copies, towers, strict=True):
-      scalars = self._scalars(
-        tower.gradients, copy, tower.num_samples, transform, optimizer, step, [device]
-      )
-      finite.append(scalars.finite)
-      operations += self._apply(
-        copy, tower.gradients, tower.state, transform, optimizer, scalars, barriers
-      )
+    gradients = [tower.gradients for tower in towers]
+    states = [tower.state for tower in towers]
+    scalars = [
+      self._scalars(tower.gradients, copy, tower.num_samples, transform, optimizer, step, [device])
+      for device, copy, tower in zip(self.devices, self.copies, towers, strict=True)
+    ]
+    operations = self._apply(
+      self.copies, gradients, states, transform, optimizer, scalars, barriers
+    )
+    finite = [of_copy.finite for of_copy in scalars]
     if finite[0] is None:
       return Update(operations, None)
     with tf.device(self.home):

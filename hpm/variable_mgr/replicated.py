@@ -83,7 +83,8 @@ class Replicated(VariableManager):
     scalars = self._scalars(gradients[0], first, samples, transform, optimizer, step, self.devices)
     states = self._new_states(towers, self.devices, self._reduce_state)
     barriers = self._barriers()
-    operations = []
-    for copy, gradient, state in zip(self.copies, gradients, states, strict=True):
-      operations += self._apply(copy, gradient, state, transform, optimizer, scalars, barriers)
+    of_each = [scalars] * len(self.copies)
+    operations = self._apply(
+      self.copies, gradients, states, transform, optimizer, of_each, barriers
+    )
     return Update(operations, scalars.finite)
