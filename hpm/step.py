@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from hpm.calls import Calls
+from hpm.calls import Calls, uncollected
 from hpm.errors import UsageError
 from hpm.losses import Loss, softmax_cross_entropy
 from hpm.models.builder import Model
@@ -224,6 +224,7 @@ class TrainStep:
     with self.watched():
       return self._direct([tuple(batch) for batch in batches])
 
+  @uncollected()
   def build(self, batches: Sequence[Batch]) -> Metrics:
     """Builds one step into the current graph; its updates run whenever the metrics are fetched."""
     return self.build_with_votes(batches, {})[0]
@@ -542,6 +543,7 @@ class EvalStep:
       'num_samples': int(num_samples),
     }
 
+  @uncollected()
   def build(self, batches: Sequence[Batch]) -> EvalMetrics:
     """Builds one evaluation step into the current graph."""
     manager = self.manager

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import tensorflow as tf
 
+from hpm.calls import Shared
 from hpm.devices import CPU
 from hpm.errors import UsageError
 from hpm.variable_mgr import sums
@@ -125,9 +126,28 @@ class Copy(Algorithm):
     check_place('sum_on', sum_on, devices)
     self._places = {'cpu': (CPU,), 'spread': self._devices}.get(sum_on, (sum_on,))
 
-  def _reduce(self, values, index):
-    place = self._places[index % len(self._places)]
-    return self._everywhere(self._sum(values, self._devices, place), place)
+  def __call__(self, tensors):
+    if len(self._devices) == 1:
+      return super().__call__(tensors)
+    sums = []
+    for index, values in enumerate(zip(*tensors, strict=True)):
+      place = self._places[index % len(self._places)]
+      total = self._sum(values, self._devices, place)
+      sums.append(self._pack(total, place))
+    dtypes = [value.dtype for value in tensors[0]]
+
+    def unpack():
+      return [
+        tf.identity(value) if value.dtype == dtype else tf.cast(value, dtype)
+        for value, dtype in zip(sums, dtypes, strict=True)
+      ]
+
+    shared = Shared(unpack, sums)
+    results = []
+    for device in self._devices:
+      with tf.device(device):
+        results.append(list(shared(sums).outputs))
+    return results
 
 
 class Wrapper:
