@@ -114,7 +114,7 @@ class Shared:
 
 
 class Calls:
-  """Calls of a `tf.function` within one graph, as `function(*arguments)` makes them.
+  """Calls of a `tf.function`, as `function(*arguments)` makes them in a graph.
 
   Args:
     function: takes nests of tensors and Python values.
@@ -125,7 +125,10 @@ class Calls:
     self._traced: dict[Any, tuple[Function, Any]] = {}
 
   def __call__(self, *arguments: Any) -> Any:
-    flat = tf.nest.flatten(arguments)
+    flat = [
+      value.handle if isinstance(value, tf.Variable) else value
+      for value in tf.nest.flatten(arguments)
+    ]
     tensors = [value for value in flat if isinstance(value, tf.Tensor)]
     key = tuple(
       (value.dtype, str(value.shape)) if isinstance(value, tf.Tensor) else value for value in flat

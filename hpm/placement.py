@@ -25,6 +25,7 @@ from tensorflow.python.framework import kernels, op_def_registry
 from hpm.errors import UsageError
 
 __all__ = [
+  'Access',
   'Call',
   'Collective',
   'Copy',
@@ -32,6 +33,7 @@ __all__ = [
   'ForeignOp',
   'HostCopy',
   'Kernel',
+  'accesses',
   'calls',
   'check',
   'check_kernels',
@@ -113,6 +115,22 @@ class Call(NamedTuple):
   name: str
   function: str
   device: str
+
+
+class Access(NamedTuple):
+  """An op that takes a variable's handle: reads it, or changes it.
+
+  Attributes:
+    type: of the op.
+    variable: name of the op that holds the variable.
+    device: where the op stands; where its call does, inside of a function.
+    outer: name of the op in the graph itself: of the outermost call, inside of functions.
+  """
+
+  type: str
+  variable: str
+  device: str
+  outer: str
 
 
 class ForeignOp(NamedTuple):
@@ -276,6 +294,40 @@ def calls(graph: tf.Graph, fetches: Fetches = None) -> list[Call]:
     for op in ops_of(graph, fetches)
     for function in _called(op.node_def, functions)
   ]
+
+
+def accesses(graph: tf.Graph, fetches: Fetches = None) -> list[Access]:
+  """Every op that reads or changes a variable; inside functions once for each of their calls."""
+  graph_def = graph.as_graph_def()
+  functions = _functions(graph_def)
+  wanted = {op.name for op in ops_of(graph, fetches)}
+  nodes = [node for node in graph_def.node if node.name in wanted]
+  variables = {node.name: node.name for node in nodes if node.op == 'VarHandleOp'}
+  return list(_accesses(nodes, variables, '', '', functions))
+
+
+def _accesses(
+  nodes: Iterable[Any],
+  variables: Mapping[str, str],
+  device: str,
+  outer: str,
+  functions: Mapping[str, Any],
+) -> Iterator[Access]:
+  """Of one body; `variables` says which of its nodes hold which."""
+  for node in nodes:
+    taken = [variables.get(_split(reference)[0]) for reference in _data_inputs(node)]
+    if not any(taken):
+      continue
+    place = _merge(device, node.device)
+    called = _called(node, functions)
+    for name in called:
+      function = functions[name]
+      arguments = [argument.name for argument in function.signature.input_arg]
+      of_arguments = taken[len(taken) - len(arguments) :]  # a condition comes first
+      inner = {a: v for a, v in zip(arguments, of_arguments, strict=True) if v}
+      yield from _accesses(function.node_def, inner, place, outer or node.name, functions)
+    if not called:
+      yield Access(node.op, next(filter(None, taken)), place, outer or node.name)
 
 
 def foreign_ops(graph: tf.Graph, fetches: Fetches = None) -> list[ForeignOp]:

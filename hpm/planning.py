@@ -218,6 +218,7 @@ def plan(step: TrainStep, batch_size: int) -> Plan:
     op
     for op in operations
     if op.type in ('PartitionedCall', 'StatefulPartitionedCall')
+    and op.name.startswith('tower_')
     and placement.device_of(op) in devices
   ]
   # One trace serves all towers, so one of them tells for all.

@@ -196,6 +196,7 @@ class TrainStep:
           'finite_steps': tf.Variable(tf.zeros([], tf.int64), name='finite_steps'),
         }
     self._tower = tf.function(self._build_tower, autograph=False, jit_compile=xla or None)
+    self._call = Calls(self._tower)
     self._loop = StagedLoop(self.build, manager.devices, _METRICS)
     self._direct = tf.function(self.build, autograph=False, reduce_retracing=True)
 
@@ -254,7 +255,6 @@ class TrainStep:
       }
       loss_scale = before.get('loss_scale', self._loss_scale)
       scale = loss_scale if self._sum_of_means else loss_scale / _largest(batches)
-    tower = Calls(self._tower)
     towers, sums = [], []
     for i, (device, (images, labels)) in enumerate(zip(manager.devices, batches, strict=True)):
       params, state = manager.read(i)
@@ -274,7 +274,7 @@ class TrainStep:
       if manager.cross_replica:
         token = manager.cross_replica.token(i)
       with tf.name_scope(f'tower_{i}'), tf.device(device):  # the name is for profiles
-        gradients, state, of_tower = tower(params, state, images, labels, rng, of_loss, token)
+        gradients, state, of_tower = self._call(params, state, images, labels, rng, of_loss, token)
       if manager.cross_replica:
         manager.cross_replica.used_in(device, of_tower['loss'].op)
       sums.append({**of_tower, 'num_samples': num_samples})
@@ -516,6 +516,7 @@ class EvalStep:
     self._loss = loss or softmax_cross_entropy()
     self._preprocess = preprocess
     self._tower = tf.function(self._build_tower, autograph=False, jit_compile=xla or None)
+    self._call = Calls(self._tower)
     self._loop = StagedLoop(self.build, manager.devices, _EVAL_METRICS)
 
   def run(
@@ -553,7 +554,7 @@ class EvalStep:
       if self._averaged:
         params = self._averages(i)
       with tf.name_scope(f'tower_{i}'), tf.device(device):
-        sums.append(self._tower(params, state, images, labels))
+        sums.append(self._call(params, state, images, labels))
       counts.append(_num_samples(images, device, manager.home))
     with tf.device(manager.home):
       loss, top_1, top_5 = (of_scalars(values) for values in zip(*sums, strict=True))

@@ -28,7 +28,7 @@ def build(precision, loss_scale=None):
   ]
   metrics = step.build(batches)
   graph = tf.compat.v1.get_default_graph()
-  call = next(op for op in graph.get_operations() if op.type == 'PartitionedCall')
+  call = next(op for op in graph.get_operations() if op.name.startswith('tower_0/Partitioned'))
   return step, metrics, graph, graph._get_function(call.get_attr('f').name).graph
 
 

@@ -10,7 +10,7 @@ there.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 import weakref
 
 import tensorflow as tf
@@ -119,21 +119,6 @@ class Scalars(NamedTuple):
   finite: tf.Tensor | None
 
 
-class _Reads:
-  """What has been read of variables in one graph.
-
-  Attributes:
-    values: variable's reference -> its value, where it lives.
-    operations: device -> what has read there.
-    copying: dtypes and shapes -> how tensors of these are copied to another device.
-  """
-
-  def __init__(self):
-    self.values: dict[Any, tf.Tensor] = {}
-    self.operations: dict[str, list[tf.Operation]] = {}
-    self.copying: dict[Any, Shared] = {}
-
-
 class VariableManager:
   """Base of all managers; see the module's docstring and DESIGN's contract.
 
@@ -173,8 +158,7 @@ class VariableManager:
     self.cross_replica = CrossReplica(self.devices) if synchronised else None
     # Keyed by graph: a manager may be built into several (the step, its staged twin, evaluation).
     self._reads: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-    # Dtypes and shapes -> how variables of these are read.
-    self._reading: dict[Any, Shared] = {}
+    self._reading: Shared | None = None
 
   def create(self, params: Tensors, state: Tensors, optimizer: Optimizer | None = None) -> None:
     """Places the copies. Without an optimizer (evaluation) there are no slots."""
@@ -198,9 +182,10 @@ class VariableManager:
     """
     del training
     copy = self.copy_of(tower)
-    values = self._read({**copy.params, **copy.state}, copy.places, self.devices[tower])
-    params = {name: values.pop(name) for name in copy.params}
-    return params, values
+    device = self.devices[tower]
+    params = {n: self._read(v, copy.places[n], device) for n, v in copy.params.items()}
+    state = {n: self._read(v, copy.places[n], device) for n, v in copy.state.items()}
+    return params, state
 
   def update(
     self,
@@ -254,36 +239,41 @@ class VariableManager:
       for i, device in enumerate(self.devices)
     ]
 
-  def _read(
-    self, variables: Mapping[str, tf.Variable], places: Mapping[str, str], device: str
-  ) -> dict[str, tf.Tensor]:
-    """Name -> value on `device`; read once a graph where the variable lives, at its place."""
-    reads = self._reads.setdefault(tf.compat.v1.get_default_graph(), _Reads())
-    unread: dict[str, list[tf.Variable]] = {}
-    for name, variable in variables.items():
-      if variable.ref() not in reads.values:
-        unread.setdefault(places[name], []).append(variable)
-    for place, of_place in unread.items():
-      handles = [variable.handle for variable in of_place]
+  def _read(self, variable: tf.Variable, place: str, device: str) -> tf.Tensor:
+    reads = self._reads.setdefault(tf.compat.v1.get_default_graph(), {})
+    if variable.ref() not in reads:
       with tf.device(place):
-        read = _shared(self._reading, of_place, handles, functools.partial(_values, of_place))
-      reads.operations.setdefault(place, []).append(read)
-      reads.values |= {v.ref(): t for v, t in zip(of_place, read.outputs, strict=True)}
-    values = {name: reads.values[variable.ref()] for name, variable in variables.items()}
-    away = [name for name in values if places[name] != device]
-    if away:
-      tensors = [values[name] for name in away]
-      with tf.device(device):
-        copy = _shared(reads.copying, tensors, tensors, lambda: [tf.identity(t) for t in tensors])
-      values |= zip(away, copy.outputs, strict=True)
-    return values
+        # The raw op: `read_value` would add an identity to each of them.
+        value = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+        reads[variable.ref()] = (place, value)
+    value = reads[variable.ref()][1]
+    if place == device:
+      return value
+    with tf.device(device):
+      return tf.identity(value)
+
+  def _read_own(self, tower: int) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
+    """`read` where each tower has a copy of its own on its device: by one call for each device."""
+    copy, device = self.copy_of(tower), self.devices[tower]
+    variables = [*copy.params.values(), *copy.state.values()]
+    handles = [variable.handle for variable in variables]
+    if self._reading is None:
+      self._reading = Shared(lambda: [_value(variable) for variable in variables], handles)
+    with tf.device(device):
+      read = self._reading(handles)
+    self._reads.setdefault(tf.compat.v1.get_default_graph(), {})[read] = (device, read.outputs[0])
+    values = dict(zip([*copy.params, *copy.state], read.outputs, strict=True))
+    params = {name: values.pop(name) for name in copy.params}
+    return params, values
 
   def _barriers(self) -> dict[str, tf.Operation]:
     """Device -> an op that runs when everything read there has been read."""
-    reads = self._reads.pop(tf.compat.v1.get_default_graph(), _Reads())
+    reads: dict[str, list[tf.Tensor]] = {}
+    for place, value in self._reads.pop(tf.compat.v1.get_default_graph(), {}).values():
+      reads.setdefault(place, []).append(value)
     barriers = {}
-    for place, operations in reads.operations.items():
-      with tf.device(place), tf.control_dependencies(operations):
+    for place, values in reads.items():
+      with tf.device(place), tf.control_dependencies(values):
         barriers[place] = tf.no_op()
     return barriers
 
@@ -330,7 +320,27 @@ class VariableManager:
 
   def _apply(
     self,
-    copies: Sequence[Copy],
+    copy: Copy,
+    gradients: Tensors,
+    state: Tensors,
+    transform: Transform,
+    optimizer: Optimizer,
+    scalars: Scalars,
+    barriers: Mapping[str, tf.Operation],
+  ) -> list[tf.Operation]:
+    """Updates one copy, or leaves it as it is where the gradients are not finite."""
+    here: dict[str, list[str]] = {}
+    for name in [*copy.params, *state]:
+      here.setdefault(copy.places[name], []).append(name)
+    operations = []
+    for place, names in here.items():
+      own = _Own(copy, names, gradients, state, *scalars.at[place], scalars.finite)
+      with tf.device(place), tf.control_dependencies([barriers[place]]):
+        operations += own.update(transform, optimizer)
+    return operations
+
+  def _apply_to_each(
+    self,
     gradients: Sequence[Tensors],
     states: Sequence[Tensors],
     transform: Transform,
@@ -338,30 +348,24 @@ class VariableManager:
     scalars: Sequence[Scalars],
     barriers: Mapping[str, tf.Operation],
   ) -> list[tf.Operation]:
-    """Updates copies, or leaves them as they are where the gradients are not finite.
-
-    What is the same for several copies is traced once.
+    """`_apply` for all copies, one on each device: traced once, and called on each.
 
     Args:
-      copies: which.
-      gradients, states, scalars: for each of them, on its variables' devices.
+      gradients, states, scalars: for each copy, on its device.
       transform, optimizer: as for `update`.
       barriers: see `_barriers`.
     """
-    shared: dict[tuple[str, ...], Shared] = {}
-    operations = []
-    for copy, gradient, state, scalar in zip(copies, gradients, states, scalars, strict=True):
-      here: dict[str, list[str]] = {}
-      for name in [*copy.params, *state]:
-        here.setdefault(copy.places[name], []).append(name)
-      for place, of_place in here.items():
-        names = tuple(of_place)
-        own = _Own(copy, names, gradient, state, *scalar.at[place], scalar.finite)
-        if names not in shared:
-          shared[names] = Shared(functools.partial(own.update, transform, optimizer), own.tensors)
-        with tf.device(place), tf.control_dependencies([barriers[place]]):
-          operations.append(shared[names](own.tensors))
-    return operations
+    names = [*self.copies[0].params, *states[0]]
+    shared, calls = None, []
+    for device, copy, gradient, state, scalar in zip(
+      self.devices, self.copies, gradients, states, scalars, strict=True
+    ):
+      own = _Own(copy, names, gradient, state, *scalar.at[device], scalar.finite)
+      if shared is None:
+        shared = Shared(functools.partial(own.update, transform, optimizer), own.tensors)
+      with tf.device(device), tf.control_dependencies([barriers[device]]):
+        calls.append(shared(own.tensors))
+    return calls
 
   def _num_samples(self, towers: Sequence[TowerResult]) -> tf.Tensor:
     with tf.device(self.home):
@@ -411,28 +415,9 @@ class VariableManager:
       return tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
 
 
-def _shared(
-  known: dict[Any, Shared],
-  alike: Sequence[Any],
-  arguments: Sequence[tf.Tensor],
-  build: Callable[[], list[tf.Tensor]],
-) -> tf.Operation:
-  """A call of what `build` builds; of what is in `known`, if that has been built for the like.
-
-  Args:
-    known: dtypes and shapes -> what has been built for them.
-    alike: what `build` depends on by its dtypes and shapes alone.
-    arguments, build: see `Shared`.
-  """
-  key = tuple((one.dtype, tuple(one.shape)) for one in alike)
-  if key not in known:
-    known[key] = Shared(build, arguments)
-  return known[key](arguments)
-
-
-def _values(variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
-  # The raw op: `read_value` would add an identity to each of them.
-  return [tf.raw_ops.ReadVariableOp(resource=v.handle, dtype=v.dtype) for v in variables]
+def _value(variable: tf.Variable) -> tf.Tensor:
+  """On the current device. The raw op: `read_value` would add an identity."""
+  return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
 
 
 class _Own:
@@ -489,7 +474,7 @@ class _Own:
     of_transform, of_optimizer = self._scalars
     applied = {
       name: transform.apply(
-        name, self._gradients[name], lambda v=variable: _values([v])[0], of_transform
+        name, self._gradients[name], functools.partial(_value, variable), of_transform
       )
       for name, variable in self._params.items()
     }

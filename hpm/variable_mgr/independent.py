@@ -27,6 +27,10 @@ class Independent(VariableManager):
         'statistics: leave it out, or use another manager'
       )
 
+  def read(self, tower, training=True):
+    del training
+    return self._read_own(tower)
+
   def update(self, towers, transform, optimizer, step):
     barriers = self._barriers()
     gradients = [tower.gradients for tower in towers]
@@ -35,9 +39,7 @@ class Independent(VariableManager):
       self._scalars(tower.gradients, copy, tower.num_samples, transform, optimizer, step, [device])
       for device, copy, tower in zip(self.devices, self.copies, towers, strict=True)
     ]
-    operations = self._apply(
-      self.copies, gradients, states, transform, optimizer, scalars, barriers
-    )
+    operations = self._apply_to_each(gradients, states, transform, optimizer, scalars, barriers)
     finite = [of_copy.finite for of_copy in scalars]
     if finite[0] is None:
       return Update(operations, None)

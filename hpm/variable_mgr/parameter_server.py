@@ -62,8 +62,7 @@ class ParameterServer(VariableManager):
     params, state = super().read(tower)
     if self._staged and training:
       device = self.devices[tower]
-      staged = self._staged.of(tower)
-      params = self._read(staged, dict.fromkeys(staged, device), device)
+      params = {n: self._read(v, device, device) for n, v in self._staged.of(tower).items()}
     return params, state
 
   def update(self, towers, transform, optimizer, step):
@@ -85,9 +84,7 @@ class ParameterServer(VariableManager):
     # What towers have read anyway, before the update; for the next step if variables are staged.
     fetched = self._fetched() if self._staged else []
     barriers = self._barriers()
-    operations = self._apply(
-      [copy], [gradients], [state], transform, optimizer, [scalars], barriers
-    )
+    operations = self._apply(copy, gradients, state, transform, optimizer, scalars, barriers)
     if self._staged:
       operations += self._staged.store(fetched, barriers)
     return Update(operations, scalars.finite)

@@ -74,6 +74,10 @@ class Replicated(VariableManager):
     tokens = {v.ref(): v for r in (self._reduce_gradients, self._reduce_state) for v in r.variables}
     return [*super().variables, *tokens.values()]
 
+  def read(self, tower, training=True):
+    del training
+    return self._read_own(tower)
+
   def update(self, towers, transform, optimizer, step):
     # In the order in which backprop produces them, the last layer's first.
     names = list(reversed(towers[0].gradients))
@@ -84,7 +88,5 @@ class Replicated(VariableManager):
     states = self._new_states(towers, self.devices, self._reduce_state)
     barriers = self._barriers()
     of_each = [scalars] * len(self.copies)
-    operations = self._apply(
-      self.copies, gradients, states, transform, optimizer, of_each, barriers
-    )
+    operations = self._apply_to_each(gradients, states, transform, optimizer, of_each, barriers)
     return Update(operations, scalars.finite)

@@ -204,8 +204,17 @@ def test_a_step_that_counts_as_two_is_found(cpu_devices):
 def test_a_replica_that_is_not_updated_is_found(cpu_devices):
   steps = harness.random_steps([[4, 4]] * NUM_STEPS)
   manager = harness.create_manager('replicated_spread', cpu_devices[:2])
-  apply = manager._apply
-  manager._apply = lambda copy, *args: [] if copy is manager.copies[1] else apply(copy, *args)
+  apply = manager._apply_to_each
+
+  def apply_to_first(gradients, states, *args):
+    copies, devices = manager.copies, manager.devices
+    manager.copies, manager.devices = copies[:1], devices[:1]
+    try:
+      return apply(gradients[:1], states[:1], *args[:2], args[2][:1], *args[3:])
+    finally:
+      manager.copies, manager.devices = copies, devices
+
+  manager._apply_to_each = apply_to_first
   result = harness.train(harness.create_step(manager), steps)
   assert_found(result, harness.simulate('replicated_spread', steps))
   with pytest.raises(AssertionError, match='not equal'):

@@ -22,6 +22,7 @@ __all__ = [
   'gpus',
   'moved',
   'three_variables',
+  'tower_calls',
 ]
 
 # id -> (manager, its options).
@@ -125,6 +126,11 @@ def _batches(model: Any, devices: Sequence[str], batch_size: int | None) -> list
   return batches
 
 
+def tower_calls(graph: tf.Graph, fetches: Any) -> list[placement.Call]:
+  """The calls of towers, without those of what else is traced once for all devices."""
+  return [call for call in placement.calls(graph, fetches) if call.name.startswith('tower_')]
+
+
 def moved(graph: tf.Graph, fetches: Any) -> dict[str, Counter]:
   """Copies as 'out' (host to GPUs), 'back', 'across' (GPU to GPU): bytes -> how many.
 
@@ -159,7 +165,7 @@ def faults(
   if built.step.num_traces != 1:
     found.append(f'the tower was traced {built.step.num_traces} times')
 
-  towers = placement.calls(graph, metrics)
+  towers = tower_calls(graph, metrics)
   if sorted(call.device for call in towers) != sorted(devices):
     found.append(f'tower calls on {sorted(call.device for call in towers)}')
   if len({call.function for call in towers}) != 1:
@@ -170,13 +176,12 @@ def faults(
     found.append(f'variables on { ({op.name: op.device for op in handles}) }')
 
   ops = placement.ops_of(graph, metrics)
-  reads = Counter(op.inputs[0].op.name for op in ops if op.type == 'ReadVariableOp')
+  accesses = placement.accesses(graph, metrics)
+  reads = Counter(access.variable for access in accesses if access.type == 'ReadVariableOp')
   found += [f'{name} is read {count} times' for name, count in reads.items() if count > 1]
-  for op in ops:
-    if op.type.startswith(('ResourceApply', 'AssignVariable', 'ReadVariable')):
-      variable = op.inputs[0].op.name
-      if op.device != places[variable]:
-        found.append(f'{op.type} of {variable} on {op.device}')
+  for access in accesses:
+    if access.device != places[access.variable]:
+      found.append(f'{access.type} of {access.variable} on {access.device}')
 
   if table is not None and moved(graph, metrics) != table:
     found.append(f'copies {moved(graph, metrics)}')

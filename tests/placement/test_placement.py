@@ -91,7 +91,7 @@ def test_open_batch_size_keeps_everything_in_its_place(mode):
 def test_evaluation_calls_one_tower_on_each_gpu(mode):
   graph, metrics = steps.build_eval(steps.three_variables(), steps.create_manager(mode, 8))
   assert placement.check(graph, metrics) == []
-  towers = placement.calls(graph, metrics)
+  towers = steps.tower_calls(graph, metrics)
   assert sorted(call.device for call in towers) == sorted(map(steps.device, GPUS))
   assert len({call.function for call in towers}) == 1
   assert {tensor.device for tensor in metrics} == {'/device:CPU:0'}
@@ -121,7 +121,7 @@ def test_resnet50_on_eight_gpus():
   """161 parameters, 106 pieces of state; all of it, initialisers included, has its place."""
   built = steps.build(hpm.models.create('resnet50'), steps.create_manager('replicated_spread', 8))
   assert placement.check(built.graph, built.metrics) == []
-  assert sorted(call.device for call in placement.calls(built.graph, built.metrics)) == sorted(
+  assert sorted(call.device for call in steps.tower_calls(built.graph, built.metrics)) == sorted(
     map(steps.device, GPUS)
   )
   assert built.step.num_traces == 1

@@ -91,7 +91,7 @@ def test_in_the_step_a_bucket_takes_nothing_of_a_tower_but_its_own_gradients():
   """No op stands between a tower's call and a bucket that would wait for more of the call."""
   manager = hpm.variable_mgr.create('replicated', GPUS, gradient_repacking=3)
   built = steps.build(steps.three_variables(), manager)
-  calls = {op for op in built.graph.get_operations() if 'PartitionedCall' in op.type}
+  calls = tower_calls(built.graph)
   # 77 elements: the last layer's bias [5] and the first 20 of its kernel [12, 5]; 25; 27.
   sums = [
     op
@@ -107,6 +107,11 @@ def test_in_the_step_a_bucket_takes_nothing_of_a_tower_but_its_own_gradients():
     }
     taken.append(results)
   assert taken == [{5, 60}, {60}, {60, 12}]
+
+
+def tower_calls(graph):
+  operations = graph.get_operations()
+  return {op for op in operations if 'PartitionedCall' in op.type and op.name.startswith('tower_')}
 
 
 def _between(op, calls):
@@ -127,7 +132,7 @@ def test_the_fetch_of_staged_variables_has_no_path_from_a_tower(place):
   )
   built = steps.build(steps.batch_norm_model(), manager)
   graph = built.graph
-  calls = {op for op in graph.get_operations() if 'PartitionedCall' in op.type}
+  calls = tower_calls(graph)
   staged = {v.handle.op.name for v in manager.variables if v.name.startswith('staged_')}
   stores = [
     op
@@ -163,13 +168,17 @@ def test_stale_gradients_are_combined_without_a_path_from_a_tower(name, options)
   manager = hpm.variable_mgr.create(name, GPUS, variable_consistency='relaxed', **options)
   built = steps.build(steps.three_variables(), manager)
   graph = built.graph
-  calls = {op for op in graph.get_operations() if 'PartitionedCall' in op.type}
-  updates = [
-    op
-    for op in placement.ops_of(graph, built.metrics)
-    if op.type.startswith('ResourceApply') or op.type == 'CollectiveReduceV2'
+  calls = tower_calls(graph)
+  applied = [
+    access.outer
+    for access in placement.accesses(graph, built.metrics)
+    if access.type.startswith('ResourceApply')
   ]
-  assert updates
+  assert applied
+  updates = [graph.get_operation_by_name(name) for name in applied]
+  updates += [
+    op for op in placement.ops_of(graph, built.metrics) if op.type == 'CollectiveReduceV2'
+  ]
   assert not set(placement.ops_of(graph, updates)) & calls
   assert placement.check(graph, built.metrics) == []
 
