@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from hpm.calls import NO_CONTROL_DEPENDENCIES, uncollected
 from hpm.devices import CPU
 from hpm.errors import DataError, UsageError
 
@@ -58,7 +59,9 @@ class StagedLoop:
     """
     if steps_per_call < 1:
       raise UsageError(f'steps_per_call {steps_per_call}: at least 1 is needed')
-    prime, step, steps = self._functions(dataset)
+    prime, _, steps = self._functions(dataset)
+    # The traced function itself: to find it again for each step would cost a millisecond.
+    step = self.trace(dataset) if steps_per_call == 1 else None
     iterator = iter(dataset)
     staged, more = prime(iterator)
     if not more:
@@ -80,6 +83,16 @@ class StagedLoop:
         for values in zip(*parts, strict=True):
           finished += 1
           yield tf.nest.pack_sequence_as(results, values)
+
+  def trace(self, dataset: tf.data.Dataset) -> Any:
+    """Traces what `run` calls for each step, unless it has been; returns that concrete function.
+
+    It takes an iterator over the data set and the staged batches, one a device, and returns the
+    body's result, the next batches, and whether there are any.
+    """
+    _, step, _ = self._functions(dataset)
+    with uncollected():
+      return step.get_concrete_function()
 
   @contextlib.contextmanager
   def watched(self) -> Iterator[None]:
@@ -117,7 +130,7 @@ class StagedLoop:
       @tf.function(
         autograph=False,
         input_signature=[iterator_spec, staged_spec],
-        experimental_attributes={'_disable_acd': True},
+        experimental_attributes=NO_CONTROL_DEPENDENCIES,
       )
       def step(iterator, staged):
         # The fetch stands beside the body, with no edge between them: the two overlap.
@@ -127,7 +140,7 @@ class StagedLoop:
       @tf.function(
         autograph=False,
         input_signature=[iterator_spec, staged_spec, tf.TensorSpec([], tf.int32)],
-        experimental_attributes={'_disable_acd': True},
+        experimental_attributes=NO_CONTROL_DEPENDENCIES,
       )
       def steps(iterator, staged, count):
         return self._loop(iterator, staged, count, spec, endless)

@@ -220,6 +220,10 @@ class TrainStep:
     """For other loops: if a step fails inside, `snapshot` refuses to give what is left."""
     return self._loop.watched()
 
+  def trace(self, dataset: tf.data.Dataset) -> Any:
+    """Traces the step for a data set, as `run` would; see `StagedLoop.trace`."""
+    return self._loop.trace(dataset)
+
   def __call__(self, batches: Sequence[Batch]) -> Metrics:
     """One step on the given batches, one (images, labels) a device."""
     with self.watched():
