@@ -19,6 +19,7 @@ from hpm import errors, registry
 if TYPE_CHECKING:
   from hpm.pipelines import sources
   from hpm.pipelines.base import Pipeline as Pipeline
+  from hpm.pipelines.device_crop import crop_on_device as crop_on_device
   from hpm.pipelines.keras_layer import Normalize as Normalize
   from hpm.pipelines.normalization import normalize as normalize
 
@@ -29,6 +30,7 @@ __all__ = [
   'Normalize',
   'Pipeline',
   'create',
+  'crop_on_device',
   'normalize',
   'source',
 ]
@@ -62,6 +64,7 @@ BUILT_IN = {'digits': 'hpm.pipelines.digits:DigitsPipeline'}
 _EXPORTS = {
   'Normalize': 'hpm.pipelines.keras_layer:Normalize',
   'Pipeline': 'hpm.pipelines.base:Pipeline',
+  'crop_on_device': 'hpm.pipelines.device_crop:crop_on_device',
   'normalize': 'hpm.pipelines.normalization:normalize',
 }
 __getattr__ = registry.lazy(__name__, _EXPORTS)

@@ -110,6 +110,8 @@ class BatchPipeline(tfdata.TfDataPipeline):
       }[resize]
       make_training = functools.partial(by_cuts, cut, resizer)
     make = make_training if self._training else make_evaluation
+    # Of what `_decode_images` gives, without the batch.
+    self._image_shape = (self.image_size, self.image_size, 3)
     self._decode_images: Callable[..., np.ndarray] | None = None
     if make is not None and plain:
       self._decode_images = functools.partial(make, self.image_size)
@@ -139,7 +141,7 @@ class BatchPipeline(tfdata.TfDataPipeline):
 
   def _decode_batch(self, labels: tf.Tensor, idents: tf.Tensor, *inputs: tf.Tensor) -> tuple:
     images = tf.numpy_function(self._decode_images, inputs, tf.uint8, stateful=False)
-    images.set_shape([labels.shape[0], self.image_size, self.image_size, 3])
+    images.set_shape([labels.shape[0], *self._image_shape])
     return (images, labels, idents) if self._with_ids else (images, labels)
 
 

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from hpm import errors
 from hpm.errors import DataError, UsageError
-from hpm.pipelines import augment, batches, jpeg_native, order, raw_file, sources
+from hpm.pipelines import augment, batches, device_crop, jpeg_native, order, raw_file, sources
 
 __all__ = ['RawPipeline', 'RawSource']
 
@@ -150,7 +150,8 @@ class RawPipeline(batches.BatchPipeline):
 
   Args:
     source: raw images.
-    resize: of training images, by name of `batches.RESIZES`.
+    resize: of training images, by name of `batches.RESIZES`; or 'device': batches hold windows as
+      they are, for `crop_on_device` to resize.
     **options: of `tfdata.TfDataPipeline`.
 
   Raises:
@@ -163,12 +164,29 @@ class RawPipeline(batches.BatchPipeline):
       raise UsageError(
         "pipeline='raw' is for raw images: give the data set 'raw', or pipeline='tfdata'"
       )
-    if resize == 'exact' and jpeg_native.is_built():
+    on_device = resize == 'device'
+    if on_device:
+      resize = 'exact'
+      options['make_training'] = functools.partial(_training_windows, source)
+    elif resize == 'exact' and jpeg_native.is_built():
       options['make_training'] = functools.partial(_training_images, source)
     super().__init__(source, functools.partial(_window, source), resize=resize, **options)
     rows, starts = source.rows()
+    if on_device:
+      self._pack_windows(rows)
     with tf.device('/CPU:0'):
       self._rows, self._starts = rows, starts
+
+  def _pack_windows(self, rows: np.ndarray) -> None:
+    """Makes batches of windows in place of resized images."""
+    if self._decode_images is None or not self._training:
+      raise UsageError(
+        "resize='device' is for training at one size, without antialias, distort_colors and "
+        "bad_records='skip': leave these out, or give resize='exact'"
+      )
+    height, width = rows[:, 1:].max(axis=0).tolist()
+    self._image_shape = (1 + height, max(width, device_crop.HEADER // 3), 3)
+    self._decode_images = functools.partial(self._decode_images, self._image_shape)
 
   def _undecoded(self, ident: tf.Tensor, item: tf.Tensor) -> batches.Undecoded:
     file, record = order.split_id(ident)
@@ -192,6 +210,22 @@ def _training_images(
   images = batches.aligned((len(idents), size, size, 3))
   views = [_window(source, *of_sample) for of_sample in zip(idents, windows.tolist(), strict=True)]
   jpeg_native.resized_windows(views, flips, images)  # a file goes on behind its last pixel
+  return images
+
+
+def _training_windows(
+  source: RawSource,
+  size: int,
+  shape: tuple[int, int, int],
+  idents: np.ndarray,
+  windows: np.ndarray,
+  flips: np.ndarray,
+) -> np.ndarray:
+  """uint8 [B, *shape], as `device_crop` wants it."""
+  del size
+  images = batches.aligned((len(idents), *shape))
+  views = [_window(source, *of_sample) for of_sample in zip(idents, windows.tolist(), strict=True)]
+  device_crop.pack(views, flips, images)
   return images
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hpm import errors, pipelines
-from hpm.pipelines import augment, convert, raw, raw_file, to_raw
+from hpm import errors, pipelines, placement
+from hpm.pipelines import augment, convert, device_crop, raw, raw_file, to_raw
 from tests.pipelines import data
 
 SHORT = 64  # of the images in these tests
@@ -148,6 +148,40 @@ def test_both_pipelines_give_the_same_pixels(
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
   actual = data.collect(make(raw_dir, **options))
   assert_same(actual, data.collect(make(raw_dir, 'tfdata', **options)))
+
+
+def test_windows_are_resized_on_the_device_to_the_same_pixels(raw_dir):
+  options = {'num_epochs': 2, 'batch_size': 7}
+  batches = list(make(raw_dir, resize='device', **options).dataset())
+  assert all(images.shape[1] == SHORT + 1 or images.shape[1] > SHORT for images, *_ in batches)
+  wanted, labels, ids = data.collect(make(raw_dir, **options))
+  np.testing.assert_array_equal(np.concatenate([labels for _, labels, _ in batches]), labels)
+  np.testing.assert_array_equal(np.concatenate([ids for *_, ids in batches]), ids)
+  resized = [device_crop.resized(images, SIZE) for images, *_ in batches]
+  np.testing.assert_array_equal(tf.concat(resized, 0), wanted)
+  preprocess = pipelines.crop_on_device(SIZE)
+  np.testing.assert_array_equal(
+    preprocess(batches[0][0], 'float32', 'NCHW'), pipelines.normalize(resized[0], 'float32', 'NCHW')
+  )
+
+
+def test_resizing_on_a_gpu_has_kernels_and_no_way_back():
+  with tf.Graph().as_default() as graph:
+    with tf.device('/CPU:0'):
+      images = tf.compat.v1.placeholder(tf.uint8, [8, 257, 341, 3])
+    with tf.device('/GPU:0'):
+      made = pipelines.crop_on_device(224)(tf.identity(images), 'float16', 'NCHW')
+  assert made.shape == [8, 3, 224, 224]
+  assert placement.check(graph, made) == []
+  assert [copy for copy in placement.host_copies(graph, made) if copy.to_host] == []
+
+
+@pytest.mark.parametrize(
+  'options', [{'split': 'validation'}, {'antialias': True}, {'image_size': {0: 32, 1: 48}}]
+)
+def test_resizing_on_the_device_is_for_plain_training(raw_dir, options):
+  with pytest.raises(errors.UsageError, match="resize='device' is for training at one size"):
+    make(raw_dir, resize='device', **options)
 
 
 @pytest.mark.parametrize(('resize', 'share'), [('opencv', 0.002), ('fixed', 0.3)])
