@@ -99,7 +99,7 @@ class Worker(Alone):
     if options.data_dir is None:
       return {'seed': options.tf_random_seed + self.number}
     if options.data_service is not None:
-      return {'service_job': 'hpm'}
+      return {'service_job': self._watch.run_id}  # a name that the service has not seen
     return {'num_shards': self.num_workers, 'shard_index': self.number}
 
   def scope(self):

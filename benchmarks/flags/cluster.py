@@ -26,7 +26,7 @@ _SLURM = ('num_ps', 'cluster_port')
 _TUNING = ('heartbeat_port', 'heartbeat_timeout_s', 'cluster_timeout_s')
 # What one process alone does.
 _ALONE = (
-  *('eval', 'forward_only', 'dry_run', 'num_runs', *profile.FILES, 'profile_dir'),
+  *('eval', 'forward_only', 'dry_run', 'num_runs', 'steps_per_call', *profile.FILES, 'profile_dir'),
   *('recipe', *evaluation.WHEN, *output.CURVES),
 )
 
@@ -112,8 +112,6 @@ def define(values: flags.FlagValues) -> None:
 
 
 def check(options) -> None:
-  if options.cluster_resolver is not None and options.cluster_resolver not in RESOLVERS:
-    raise errors.unknown('--cluster_resolver', options.cluster_resolver, RESOLVERS)
   for name in ('heartbeat_timeout_s', 'cluster_timeout_s'):
     if not getattr(options, name) > 0:
       raise UsageError(f'{options.spelled(name)}: seconds above 0 are needed')
@@ -147,6 +145,8 @@ def cluster(options, environment: dict[str, str] | None = None) -> Cluster | Non
   environment = dict(os.environ) if environment is None else environment
   by_flags = _by_flags(options)
   resolver = options.cluster_resolver
+  if resolver is not None and resolver not in RESOLVERS:
+    raise errors.unknown('--cluster_resolver', resolver, RESOLVERS)
   named = 'TF_CONFIG'
   if resolver == 'slurm':
     named = 'the Slurm step'
@@ -285,6 +285,11 @@ def _check_mode(options, there: Cluster | Local) -> None:
         if MODES[mode]
         else 'has no use for parameter servers: such as workers:2'
       )
+    )
+  if not options.cross_replica_sync and options.fp16_enable_auto_loss_scale:
+    raise UsageError(
+      '--cross_replica_sync=false --fp16_enable_auto_loss_scale: asynchronous workers have no '
+      'common gradient to decide on: use --fp16_loss_scale'
     )
   if mode != 'parameter_server':
     options.refuse_given(

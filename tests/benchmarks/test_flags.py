@@ -209,6 +209,16 @@ REFUSED = {
   f'{PS} --local_cluster=workers:2,ps:1 --task_index=1': 'which chooses hosts and ports',
   f'{PS} --local_cluster=workers:2,ps:1 --device=gpu': 'add --num_gpus',
   f'{PS} --local_cluster=workers:2,ps:1 --num_runs=2': 'is for one process',
+  f'{PS} --local_cluster=workers:2,ps:1 --staged_vars': 'parameter_server across processes',
+  f'{PS} --local_cluster=workers:2,ps:1 --batch_norm_statistics=cross_replica': 'across processes',
+  f'{PS} --local_cluster=workers:2,ps:1 --cross_replica_sync=false --precision=fp16 '
+  '--fp16_enable_auto_loss_scale': 'no common gradient',
+  '--variable_update=distributed_replicated': '--local_cluster=workers:2,ps:1 starts them here',
+  '--variable_update=distributed_all_reduce': '--local_cluster=workers:2 starts them here',
+  '--variable_update=collective_all_reduce --local_cluster=workers:2,ps:1': 'no use for parameter',
+  '--variable_update=collective_all_reduce --local_cluster=workers:2 --cross_replica_sync=false': (
+    'which is always synchronous'
+  ),
   f'{PS} --cross_replica_sync=false': 'this one trains alone',
   '--heartbeat_timeout_s=5': 'this process trains alone',
   '--num_ps=1': 'is about --cluster_resolver=slurm',

@@ -63,9 +63,11 @@ SEVERAL = {
   'cross_replica_sync',
 }
 ALONE = {
-  *{'eval', 'forward_only', 'dry_run', 'num_runs', 'recipe', *PROFILES},
+  *{'eval', 'forward_only', 'dry_run', 'num_runs', 'recipe', 'steps_per_call', *PROFILES},
   *EVALUATION,
   *CURVES,
+  *REDUCTION - {'compact_gradient_transfer'},
+  *{'variable_consistency', 'batch_norm_statistics', 'local_parameter_device'},
 }
 STEPS = {'steps_per_call', 'num_epochs', 'num_warmup_batches', 'num_runs'}
 LINES = {'display_perf_ewma', 'print_training_accuracy'}
@@ -115,7 +117,7 @@ REFUSED = {
   'cpu': {*GPU_KNOBS, 'data_format', 'use_nccl'},
   'fp16': set(),
   'train_dir': {'forward_only', 'dry_run', 'num_runs', 'preset'},
-  'steps_per_call': {'eval', 'preset'},
+  'steps_per_call': {'eval', 'preset', *SEVERAL},
   'accumulate': {'eval', 'forward_only', 'batch_norm_statistics'},
   'xla': {'batch_norm_statistics'},
   'cosine': {
@@ -124,8 +126,8 @@ REFUSED = {
   },
   'adam': {'momentum', 'eval', 'forward_only'},
   'synthetic': {'distort_colors', 'data_dir', 'bad_records', 'pipeline', 'data_service', 'eval'},
-  'cluster': {*REDUCTION, *ALONE},
-  'local_cluster': {*REDUCTION, *ALONE, 'device'},  # gpu, without --num_gpus
+  'cluster': ALONE,
+  'local_cluster': {*ALONE, 'device'},  # gpu, without --num_gpus
 }
 
 

@@ -15,6 +15,9 @@ import time
 
 import pytest
 
+from hpm.cluster import listening
+from hpm.cluster.spec import Address
+
 ROOT = Path(__file__).parents[2]
 BOUND_S = 15.0  # from a death until all survivors are gone
 MODES = {
@@ -151,6 +154,17 @@ def gone_after(pid: int, begun: float, bound_s: float) -> float:
   return time.monotonic() - begun
 
 
+def check_addresses(processes: dict[str, int]) -> None:
+  """Servers and the heartbeat answer at 127.0.0.1 and at no other address of this machine."""
+  words = command_of(processes['worker:0'])
+  ports = [int(port) for word in words for port in re.findall(r'127\.0\.0\.1:([0-9]+)', word)]
+  ports += [int(word.partition('=')[2]) for word in words if word.startswith('--heartbeat_port')]
+  assert len(ports) == len(processes) + 1
+  for port in ports:
+    assert listening.answers(Address('127.0.0.1', port), 5)
+    assert not listening.answers(Address('127.0.0.2', port), 0.3)
+
+
 def check(train: Callable[..., Training], mode: str, victim: str, moment: str, number: int) -> None:
   saving = ['--save_model_steps=1'] if moment == 'checkpoint' else []
   survives = mode == 'asynchronous' and victim == 'worker:1'
@@ -158,6 +172,8 @@ def check(train: Callable[..., Training], mode: str, victim: str, moment: str, n
   training = train(mode, f'--num_batches={steps}', *saving)
   processes = training.processes()
   training.reach(moment)
+  if moment == 'step':
+    check_addresses(processes)
   begun = time.monotonic()
   os.kill(processes[victim], number)
   reason = 'has died' if number == signal.SIGKILL else 'has not answered for 10 s'
