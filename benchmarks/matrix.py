@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-import contextlib
+from collections.abc import Mapping, Sequence
 import dataclasses
 import json
 import os
 from pathlib import Path
-import signal
 import subprocess
 import sys
-import time
 from typing import Any, NamedTuple
 
-from benchmarks import files, presets, progress, published, results, runs
-from benchmarks.loop import say
+from benchmarks import cells, files, presets, published, runs
 from benchmarks.page import rates
-from hpm.errors import DataError, UsageError
+from hpm.errors import UsageError
 
 __all__ = [
   'Cell',
@@ -111,13 +107,12 @@ def prepare(out: str, wanted: Matrix) -> None:
       )
 
 
-def command(cell: Cell, wanted: Matrix, path: str) -> list[str]:
+def command(cell: Cell, wanted: Matrix) -> list[str]:
   """Arguments of `benchmarks/run.py` for one run of a cell.
 
   Args:
     cell: which.
     wanted: how.
-    path: of the result file.
   """
   update = like(cell.model)
   given = {
@@ -134,7 +129,6 @@ def command(cell: Cell, wanted: Matrix, path: str) -> list[str]:
     'num_warmup_batches': wanted.num_warmup_batches,
     'num_batches': wanted.num_batches,
     'data_dir': wanted.data.get(cell.data),
-    'result_json': path,
   }
   return [f'--{name}={value}' for name, value in given.items() if value is not None]
 
@@ -163,46 +157,17 @@ def measure(
     timeout_s: of one process.
     stop: not empty as soon as nothing more may start.
   """
-  cells = wanted.cells()
-  begun = time.monotonic()
-  failures: dict[Cell, str] = {}
-  total = len(cells) * wanted.num_runs
-  with progress.bar('runs', total) as advance:
-    for number in range(1, wanted.num_runs + 1):
-      round_begun, measured = time.monotonic(), 0
-      for place, cell in enumerate(cells, 1):
-        advance()
-        path = _path(out, cell, number)
-        if cell in failures or _done(path):
-          continue
-        elapsed = time.monotonic() - begun
-        if stop or (limit_s is not None and elapsed > limit_s):
-          return failures
-        started = time.monotonic()
-        reason = _run(command(cell, wanted, path), path, timeout_s)
-        measured += 1
-        if stop:
-          return failures
-        if reason is not None:
-          failures[cell] = reason
-        said = reason or f'{results.read(path)["images_per_second"]:.2f} images/sec'
-        took = time.monotonic() - started
-        say(f'Run {number}, {place} of {len(cells)}: {cell.name}: {said} ({took:.0f} s)')
-      # Rounds are alike: the next one would take as long as this.
-      took = time.monotonic() - round_begun
-      left = None if limit_s is None else limit_s - (time.monotonic() - begun)
-      if measured and left is not None and number < wanted.num_runs and took > left:
-        say(f'Round {number} took {took:.0f} s, and {left:.0f} s are left: no further round')
-        return failures
-  return failures
+  names = {cell.name: cell for cell in wanted.cells()}
+  commands = {name: command(cell, wanted) for name, cell in names.items()}
+  failures = cells.measure(out, commands, wanted.num_runs, limit_s, timeout_s, stop)
+  return {names[name]: reason for name, reason in failures.items()}
 
 
 def collect(out: str, wanted: Matrix) -> dict[Cell, list[dict[str, Any]]]:
   """The results of each cell that has any."""
   found = {}
   for cell in wanted.cells():
-    paths = [_path(out, cell, number) for number in range(1, wanted.num_runs + 1)]
-    done = [results.read(path) for path in paths if _done(path)]
+    done = cells.collect(out, cell.name, wanted.num_runs)
     if done:
       found[cell] = done
   return found
@@ -251,64 +216,6 @@ def like(model: str) -> published.Result:
   """The published row whose configuration the model gets; ResNet-50's for one that has none."""
   rows = [row for row in published.results() if row.platform == LIKE]
   return next((row for row in rows if row.model == model), rows[1])
-
-
-def _path(out: str, cell: Cell, number: int) -> str:
-  return os.path.join(out, 'cells', cell.name, f'run{number}.json')
-
-
-def _done(path: str) -> bool:
-  try:
-    return results.read(path)['status'] == 'ok'
-  except DataError:
-    return False
-
-
-def _run(arguments: Sequence[str], path: str, timeout_s: float) -> str | None:
-  """One run in a process group of its own; the reason if it failed."""
-  program = str(Path(__file__).with_name('run.py'))
-  log = f'{path.removesuffix(".json")}.log'
-  os.makedirs(os.path.dirname(path), exist_ok=True)
-  with contextlib.suppress(FileNotFoundError):
-    os.remove(path)
-  with open(log, 'w') as lines:
-    child = subprocess.Popen(
-      [sys.executable, program, *arguments],
-      stdout=lines,
-      stderr=subprocess.STDOUT,
-      start_new_session=True,
-    )
-    with _ended(child):
-      try:
-        child.wait(timeout_s)
-      except subprocess.TimeoutExpired:
-        return f'took longer than {timeout_s:.0f} s'
-  if _done(path):
-    return None
-  try:
-    return results.read(path)['reason'].partition(': ')[2]
-  except DataError:
-    return f'ended with code {child.returncode}, see {log}'
-
-
-@contextlib.contextmanager
-def _ended(child: subprocess.Popen[bytes]) -> Iterator[None]:
-  """No process of the child's group outlives the context; a SIGTERM reaches it at once."""
-  before = signal.getsignal(signal.SIGTERM)
-
-  def terminate(number: int, frame: Any) -> None:
-    child.terminate()
-    if callable(before):
-      before(number, frame)
-
-  signal.signal(signal.SIGTERM, terminate)
-  try:
-    yield
-  finally:
-    if child.poll() is None:
-      os.killpg(child.pid, signal.SIGKILL)
-      child.wait()
-    signal.signal(signal.SIGTERM, before)
 
 
 def count_gpus() -> int:

@@ -59,7 +59,7 @@ def ran(monkeypatch):
 
   run.failing = set()
   asked_of = run
-  monkeypatch.setattr(matrix, '_run', run)
+  monkeypatch.setattr('benchmarks.cells._run', run)
   return asked, asked_of
 
 
@@ -85,7 +85,7 @@ def test_the_method_is_the_page_s(tmp_path):
 def test_each_cell_has_the_configuration_of_the_page(tmp_path):
   cells = options(f'--data_dir=imagenet={tmp_path}', '--num_gpus=2')
   for cell in cells.cells():
-    parsed = flags.parse(matrix.command(cell, cells, str(tmp_path / 'x.json')))
+    parsed = flags.parse(matrix.command(cell, cells))
     flags.complete(parsed, ['/CPU:0', '/CPU:1'])
     assert (parsed.model, parsed.num_gpus, parsed.batch_size) == cell[:1] + cell[1:3]
     assert (parsed.optimizer, parsed.precision) == ('sgd', 'fp32')
