@@ -558,4 +558,6 @@ def _difference(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str | Non
 
 
 def _text(value: Any) -> str:
+  if value is None:
+    return 'left out'
   return (','.join(map(str, value)) or 'none') if isinstance(value, list) else str(value)
