@@ -26,7 +26,7 @@ import tensorflow as tf
 
 from hpm import errors
 from hpm.errors import UsageError
-from hpm.models import flops
+from hpm.models import flops, rewrites
 
 __all__ = ['BatchNorm', 'Builder', 'Forward', 'Model', 'Spec']
 
@@ -120,6 +120,7 @@ class Builder:
     dtype: compute dtype; parameters are float32 and cast once each.
     data_format: 'NHWC' or 'NCHW', of images and all activations of rank 4.
     norm: the constants of batch normalisation.
+    stem_rewrite: one of `rewrites.STEM_REWRITES` until the stem has been built by it, or ''.
     new_state: the state after this application, name -> value.
     auxiliary: further heads, see `auxiliary_head`.
   """
@@ -136,11 +137,13 @@ class Builder:
     cross_replica: CrossReplica | None = None,
     norm: BatchNorm | None = None,
     recompute: Mapping[str, tf.Tensor] | None = None,
+    stem_rewrite: str = '',
   ):
     self.training = training
     self.dtype = dtype
     self.data_format = data_format
     self.norm = norm or BatchNorm()
+    self.stem_rewrite = stem_rewrite
     self.new_state: dict[str, tf.Tensor] = {}
     self.auxiliary: list[tuple[tf.Tensor, float]] = []
     self._param = param
@@ -149,6 +152,7 @@ class Builder:
     self._cross_replica = cross_replica
     self._recompute = recompute  # all parameters by name, or None: keep activations
     self._scope: list[str] = []
+    self._subsampled: dict[tuple[Any, int], tf.Tensor] = {}
 
   @contextlib.contextmanager
   def scope(self, name: str) -> Iterator[None]:
@@ -263,19 +267,45 @@ class Builder:
       initializer: of the kernel; `he_normal('out')` if left out.
     """
     height, width = (size, size) if isinstance(size, int) else size
-    if strides > 1 and not isinstance(padding, str) and x.shape[self.channel_axis] <= 4:
-      # Images get no gradient, so to pad them costs little, and oneDNN then has a kernel for the
-      # filters' gradient (a 7x7 stem: a third of the CPU time).
-      x, padding = self.pad(x, padding), 'VALID'
+    channels = x.shape[self.channel_axis]
     with self.scope(name):
-      shape = (height, width, x.shape[self.channel_axis], filters)
+      shape = (height, width, channels, filters)
       kernel = self._cast(self.param('kernel', shape, initializer or he_normal('out')))
-      pads = self._explicit(padding, (height, width), strides)
-      x = tf.nn.conv2d(x, kernel, strides, pads, data_format=self.data_format)
+      if height == width and strides > 1 and not isinstance(padding, str) and channels <= 4:
+        x = self._stem(x, kernel, strides, padding)
+      elif height == width == 1 and padding in ('SAME', 'VALID', 0) and self._plain:
+        x = self.subsample(x, strides)
+        x = rewrites.pointwise(x, kernel) if self.training else tf.nn.conv2d(x, kernel, 1, 'SAME')
+      else:
+        pads = self._explicit(padding, (height, width), strides)
+        x = tf.nn.conv2d(x, kernel, strides, pads, data_format=self.data_format)
       if use_bias:
         bias = self._cast(self.param('bias', (filters,), zeros))
         x = tf.nn.bias_add(x, bias, data_format=self.data_format)
     return x
+
+  def _stem(self, x: tf.Tensor, kernel: tf.Tensor, strides: int, padding: int) -> tf.Tensor:
+    if self.stem_rewrite:
+      rewrite = rewrites.STEM_REWRITES[self.stem_rewrite]
+      self.stem_rewrite = ''
+      return rewrite(x, kernel, strides, padding, self.data_format)
+    # Images get no gradient, so to pad them costs little, and oneDNN then has a kernel for the
+    # filters' gradient (a 7x7 stem: a third of the CPU time).
+    return tf.nn.conv2d(self.pad(x, padding), kernel, strides, 'VALID', self.data_format)
+
+  def subsample(self, x: tf.Tensor, strides: int) -> tf.Tensor:
+    """Every `strides`-th pixel, from the first on: what 1x1 convolutions of that stride see.
+
+    Those of one tensor share the result.
+    """
+    if strides == 1:
+      return x
+    if not self._plain:
+      return self.max_pool(x, 1, strides)
+    key = (x.ref(), strides)
+    if key not in self._subsampled:
+      self._subsampled[key] = rewrites.subsample(x, strides)
+    return self._subsampled[key]
 
   def depthwise_conv(
     self, name: str, x: tf.Tensor, size: int, strides: int = 1, padding: Padding = 'SAME'
@@ -423,6 +453,11 @@ class Builder:
   def _cast(self, value: tf.Tensor) -> tf.Tensor:
     return tf.cast(value, self.dtype)
 
+  @property
+  def _plain(self) -> bool:
+    """Whether rewrites that were measured on CPUs apply; nothing is known of other cases."""
+    return self.dtype == tf.float32 and self.data_format == 'NHWC'
+
   def _explicit(
     self, padding: Padding, size: tuple[int, int], strides: int
   ) -> str | list[list[int]]:
@@ -507,6 +542,8 @@ class Model:
     data_format: 'NHWC' or 'NCHW', of the images that `apply` takes.
     batch_norm: the constants of its batch normalisation.
     recompute: whether the backward pass computes the activations of blocks again.
+    stem_rewrite: how the strided first convolution is computed: '' as written, 'pad_channels' or
+      'space_to_depth' (see `hpm.models.rewrites`); parameters are the same in all three.
     variant: which library's form of the network this is; '' is the paper's.
     variants: the forms that there are -> their constants of batch normalisation.
     batch_size: a usual number of samples a device.
@@ -524,6 +561,7 @@ class Model:
     data_format: str = 'NHWC',
     batch_norm: BatchNorm | None = None,
     recompute: bool = False,
+    stem_rewrite: str = '',
     variant: str = '',
     variants: Mapping[str, BatchNorm] | None = None,
     batch_size: int = 32,
@@ -549,6 +587,9 @@ class Model:
     self.variant = variant
     self.batch_norm = batch_norm or self.variants[variant]
     self.recompute = recompute
+    if stem_rewrite and stem_rewrite not in rewrites.STEM_REWRITES:
+      raise errors.unknown('stem_rewrite', stem_rewrite, rewrites.STEM_REWRITES)
+    self.stem_rewrite = stem_rewrite
     self.batch_size = batch_size
     self.source = source
     self._network = network
@@ -633,6 +674,7 @@ class Model:
       cross_replica=cross_replica,
       norm=self.batch_norm,
       recompute=params if self.recompute else None,
+      stem_rewrite=self.stem_rewrite,
     )
     logits = self._network(builder, images)
     return Forward(
@@ -668,6 +710,7 @@ class Model:
         dtype=dtype,
         data_format=self.data_format,
         rng=tf.zeros([2], tf.int32),
+        stem_rewrite=self.stem_rewrite,
       )
       try:
         logits = self._network(builder, tf.compat.v1.placeholder(dtype, (None, *shape)))
@@ -678,4 +721,9 @@ class Model:
           f'model {self.name} does not fit images of {height} x {width} x {channels}: '
           f'{str(error).splitlines()[0]}'
         ) from error
+      if builder.stem_rewrite:
+        raise UsageError(
+          f'stem_rewrite {self.stem_rewrite!r}: model {self.name} has no strided first convolution '
+          'with padding by pixels that it could rewrite: leave it out'
+        )
       return params, state, flops.count_macs(logits)

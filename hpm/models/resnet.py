@@ -48,8 +48,7 @@ def projection(b: Builder, x: tf.Tensor, filters: int, strides: int) -> tf.Tenso
 def padded(b: Builder, x: tf.Tensor, filters: int, strides: int) -> tf.Tensor:
   """A shortcut without parameters: every other pixel, channels of zeros (option A)."""
   more = filters - x.shape[b.channel_axis]
-  if strides > 1:
-    x = b.max_pool(x, 1, strides)
+  x = b.subsample(x, strides)
   return b.pad_channels(x, more // 2, more - more // 2) if more else x
 
 
