@@ -1,8 +1,9 @@
-"""One training step of a model beside Keras's and torch's own, in one run, by turns.
+"""One step of a model beside Keras's and torch's own, in one run, by turns.
 
   python -m benchmarks.model_step                              # ResNet-50, batch 16, 224 pixels
-  python -m benchmarks.model_step --model=vgg16 --batch_size=8 --pairs=7 --json=step.json
-  python -m benchmarks.model_step --torch_python=PYTHON        # one that has torch and torchvision
+  python -m benchmarks.model_step --model=vgg16 --batch_size=8 --forward_only
+  python -m benchmarks.model_step --model=resnet50_v1.5 --torch_python=PYTHON
+  python -m benchmarks.model_step --contenders=hpm,keras --pairs=3 --json=step.json   # and again
 
 Each contender lives in a process of its own, since oneDNN is chosen before TensorFlow is imported,
 and waits while another runs. A round gives each contender the same number of steps; rounds are
@@ -10,12 +11,23 @@ repeated, the order turns, and what is compared are the ratios within a round: a
 slow for a minute is slow for all. Warm-up is left out. CPU seconds stand beside wall time, because
 a neighbour's load takes wall time and hardly any CPU time.
 
-Contenders: hpm with oneDNN; keras.applications in a custom loop (GradientTape, one tf.function)
-with oneDNN on and as TensorFlow comes; the same by `fit`, as it comes; torchvision's model with
-channels_last, eager and by torch.compile.
+  hpm              this library, with oneDNN as the driver sets it
+  keras            the same network of keras.applications in a custom loop, as TensorFlow comes
+                   (GradientTape in one tf.function); where oneDNN is on by default, it is on here
+  keras, oneDNN    the same with oneDNN on, and
+  keras, no oneDNN the same with oneDNN off
+  keras fit        the same by `fit` (`predict`), as TensorFlow comes
+  torch eager      torchvision's network with channels last, where torch is installed; its ResNet-50
+  torch.compile    is --model=resnet50_v1.5 here
+  hpm, ...         on request: no oneDNN, NCHW, and the rewrites of the stem
+
+With --json rounds are added to those in the file, which must be of the same comparison: a long
+measurement can be made in parts.
+
+Exit code: 0 done; 1 a contender failed; 2 flags that can't work.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 import contextlib
 import json
 import os
@@ -24,220 +36,44 @@ import random
 import statistics
 import subprocess
 import sys
-import time
 from typing import Any
 
 from absl import flags
 import rich.console
 import rich.table
 
-from benchmarks import machine
+from benchmarks import files, machine
+from benchmarks.step_workers import NAMESAKES, OPTIONS
 from hpm import models
-from hpm.errors import UsageError
+from hpm.errors import UsageError, unknown
 
-__all__ = ['main', 'ratio_interval']
+__all__ = ['CONTENDERS', 'main', 'ratio_interval']
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Model of hpm -> its namesakes in keras.applications and torchvision.
-NAMESAKES = {
-  'resnet50': ('ResNet50', None),
-  'resnet50_v1.5': (None, 'resnet50'),
-  'resnet101': ('ResNet101', None),
-  'resnet152': ('ResNet152', None),
-  'inception3': ('InceptionV3', 'inception_v3'),
-  'vgg16': ('VGG16', 'vgg16'),
-  'vgg19': ('VGG19', 'vgg19'),
-  'densenet121': ('DenseNet121', 'densenet121'),
-  'mobilenet_v2': ('MobileNetV2', 'mobilenet_v2'),
-  'alexnet': ('alexnet', 'alexnet'),
-}
-
-# Contender -> (worker, oneDNN: '1', or None as TensorFlow comes).
+# Contender -> (worker, oneDNN: '1' on, '0' off, None as TensorFlow comes).
 CONTENDERS = {
   'hpm': ('hpm', '1'),
-  'keras+oneDNN': ('keras_loop', '1'),
   'keras': ('keras_loop', None),
+  'keras, oneDNN': ('keras_loop', '1'),
+  'keras, no oneDNN': ('keras_loop', '0'),
   'keras fit': ('keras_fit', None),
   'torch eager': ('torch_eager', None),
   'torch.compile': ('torch_compile', None),
+  'hpm, no oneDNN': ('hpm', '0'),
+  'hpm, NCHW': ('hpm_nchw', '1'),
+  'hpm, pad_channels': ('hpm_pad_channels', '1'),
+  'hpm, space_to_depth': ('hpm_space_to_depth', '1'),
 }
+DEFAULT = [label for label in CONTENDERS if not label.startswith('hpm,')]
+MATMUL = 'matrix product'
+MATMULS = 3  # a round
+
+console = rich.console.Console()
 
 
-# The workers' side: builders of a function that runs n steps.
-
-
-def build_hpm(name: str, batch_size: int, image_size: int) -> Callable[[int], None]:
-  import hpm
-
-  manager = hpm.variable_mgr.create('replicated', hpm.devices.cpu(1))
-  model = hpm.models.create(name, image_size=image_size)
-  optimizer = hpm.optimizers.create('momentum', learning_rate=1e-3)
-  step = hpm.TrainStep(model, manager, optimizer)
-  pipeline = hpm.pipelines.create('synthetic', batch_size=batch_size, image_size=image_size)
-  running = step.run(pipeline.dataset())
-
-  def run(steps: int) -> None:
-    for _ in range(steps):
-      float(next(running).loss)
-
-  return run
-
-
-def keras_model(name: str, image_size: int) -> Any:
-  import keras
-
-  namesake = NAMESAKES[name][0]
-  shape = (image_size, image_size, 3)
-  if namesake == 'alexnet':  # keras.applications has none: the same layers, as Keras has them
-    layers = keras.layers
-    model = [layers.Input(shape)]
-    for filters, size, strides, padding, pool in (
-      (64, 11, 4, 2, True),
-      (192, 5, 1, 2, True),
-      (384, 3, 1, 1, False),
-      (256, 3, 1, 1, False),
-      (256, 3, 1, 1, True),
-    ):
-      if strides > 1:
-        model.append(layers.ZeroPadding2D(padding))
-      same = 'valid' if strides > 1 else 'same'
-      model.append(layers.Conv2D(filters, size, strides, same, activation='relu'))
-      if pool:
-        model.append(layers.MaxPooling2D(3, 2))
-    model.append(layers.Flatten())
-    for _ in range(2):
-      model += [layers.Dropout(0.5), layers.Dense(4096, activation='relu')]
-    return keras.Sequential([*model, layers.Dense(1000)])
-  application = getattr(keras.applications, namesake)
-  return application(weights=None, input_shape=shape, classifier_activation=None)
-
-
-def keras_data(batch_size: int, image_size: int) -> tuple[Any, Any]:
-  """uint8 images and labels, as hpm's synthetic pipeline gives them; normalised on the device."""
-  import numpy as np
-
-  rng = np.random.default_rng(0)
-  images = rng.integers(0, 256, (batch_size, image_size, image_size, 3)).astype(np.uint8)
-  return images, rng.integers(0, 1000, batch_size)
-
-
-def build_keras_loop(name: str, batch_size: int, image_size: int) -> Callable[[int], None]:
-  import keras
-  import tensorflow as tf
-
-  model = keras_model(name, image_size)
-  optimizer = keras.optimizers.SGD(1e-3, momentum=0.9)
-  loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-  dataset = tf.data.Dataset.from_tensors(keras_data(batch_size, image_size)).repeat().prefetch(2)
-  iterator = iter(dataset)
-
-  @tf.function
-  def step() -> tf.Tensor:
-    images, labels = next(iterator)
-    with tf.GradientTape() as tape:
-      logits = model(tf.cast(images, tf.float32) / 127.5 - 1.0, training=True)
-      loss = loss_function(labels, logits)
-    gradients = tape.gradient(loss, model.trainable_variables)
-    optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-    return loss
-
-  def run(steps: int) -> None:
-    for _ in range(steps):
-      float(step())
-
-  return run
-
-
-def build_keras_fit(name: str, batch_size: int, image_size: int) -> Callable[[int], None]:
-  import keras
-  import tensorflow as tf
-
-  rescaled = keras.Sequential(
-    [
-      keras.layers.Input((image_size, image_size, 3), dtype='uint8'),
-      keras.layers.Rescaling(1 / 127.5, -1.0),
-      keras_model(name, image_size),
-    ]
-  )
-  loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-  rescaled.compile(keras.optimizers.SGD(1e-3, momentum=0.9), loss)
-  dataset = tf.data.Dataset.from_tensors(keras_data(batch_size, image_size)).repeat().prefetch(2)
-  return lambda steps: rescaled.fit(dataset, steps_per_epoch=steps, epochs=1, verbose=0)
-
-
-def build_torch(
-  name: str, batch_size: int, image_size: int, compiled: bool
-) -> Callable[[int], None]:
-  import torch
-  import torchvision
-
-  options = {'aux_logits': True, 'init_weights': False} if name == 'inception3' else {}
-  model = getattr(torchvision.models, NAMESAKES[name][1])(weights=None, **options)
-  model = model.to(memory_format=torch.channels_last).train()
-  optimizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)
-  forward = torch.compile(model) if compiled else model
-  images = torch.randint(0, 256, (batch_size, 3, image_size, image_size), dtype=torch.uint8)
-  images = images.to(memory_format=torch.channels_last)
-  labels = torch.randint(0, 1000, (batch_size,))
-
-  def run(steps: int) -> None:
-    for _ in range(steps):
-      optimizer.zero_grad(set_to_none=True)
-      output = forward(images.float() / 127.5 - 1.0)
-      if isinstance(output, tuple):
-        loss = torch.nn.functional.cross_entropy(output.logits, labels)
-        loss = loss + 0.4 * torch.nn.functional.cross_entropy(output.aux_logits, labels)
-      else:
-        loss = torch.nn.functional.cross_entropy(output, labels)
-      loss.backward()
-      optimizer.step()
-      float(loss)
-
-  return run
-
-
-def build_matmul(*_: Any) -> Callable[[int], None]:
-  """A product of two 4096 x 4096 matrices: what this processor can do at most, by this library."""
-  import tensorflow as tf
-
-  a = tf.random.normal([4096, 4096])
-  product = tf.function(lambda: tf.reduce_sum(a @ a))
-
-  def run(steps: int) -> None:
-    for _ in range(steps):
-      float(product())
-
-  return run
-
-
-WORKERS = {
-  'hpm': build_hpm,
-  'keras_loop': build_keras_loop,
-  'keras_fit': build_keras_fit,
-  'torch_eager': lambda *args: build_torch(*args, compiled=False),
-  'torch_compile': lambda *args: build_torch(*args, compiled=True),
-  'matmul': build_matmul,
-}
-
-
-def work(name: str, model: str, batch_size: int, image_size: int) -> None:
-  """A worker's life: build, say so, then run as many steps as each line of input says."""
-  answers = os.fdopen(os.dup(1), 'w', buffering=1)
-  os.dup2(2, 1)  # what libraries print is none of the answers
-  run = WORKERS[name](model, batch_size, image_size)
-  run(1)
-  print('{}', file=answers)
-  for line in sys.stdin:
-    wall, cpu = time.perf_counter(), time.process_time()
-    run(int(line))
-    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    print(
-      json.dumps({'wall_s': wall, 'cpu_s': cpu, 'peak_mib': machine.peak_rss_mib()}), file=answers
-    )
-
-
-# The parent's side.
+class WorkerError(Exception):
+  """A contender's process has ended."""
 
 
 class Contender:
@@ -245,11 +81,11 @@ class Contender:
 
   def __init__(self, label: str, worker: str, onednn: str | None, python: str, *args: Any):
     self.label = label
-    env = {k: v for k, v in os.environ.items() if k != 'TF_ENABLE_ONEDNN_OPTS'}
+    env = {k: v for k, v in os.environ.items() if k != machine.ONEDNN}
     env |= {'TF_CPP_MIN_LOG_LEVEL': '2', 'PYTHONPATH': str(ROOT)}
     if onednn is not None:
-      env['TF_ENABLE_ONEDNN_OPTS'] = onednn
-    command = [python, '-m', 'benchmarks.model_step', 'worker', worker, *map(str, args)]
+      env[machine.ONEDNN] = onednn
+    command = [python, '-m', 'benchmarks.step_workers', worker, *map(str, args)]
     self._process = subprocess.Popen(
       command,
       stdin=subprocess.PIPE,
@@ -259,7 +95,11 @@ class Contender:
       env=env,
       cwd=ROOT,
     )
-    self._answer()
+    try:
+      self._answer()
+    except BaseException:
+      self.close()
+      raise
 
   def run(self, steps: int) -> dict[str, float]:
     assert self._process.stdin is not None
@@ -268,14 +108,14 @@ class Contender:
 
   def close(self) -> None:
     self._process.kill()
-    self._process.wait()
+    self._process.communicate()
 
   def _answer(self) -> dict[str, float]:
     assert self._process.stdout is not None and self._process.stderr is not None
     line = self._process.stdout.readline()
     if not line:
       reason = self._process.stderr.read().strip().splitlines() or ['no message']
-      raise RuntimeError(f'{self.label} failed: {reason[-1]}')
+      raise WorkerError(f'{self.label}: {reason[-1]}')
     return json.loads(line)
 
 
@@ -286,22 +126,128 @@ def ratio_interval(ratios: Sequence[float], seed: int = 0) -> tuple[float, float
   return statistics.median(ratios), medians[250], medians[9749]
 
 
+def main(arguments: Sequence[str]) -> int:
+  """Runs the comparison and prints it."""
+  try:
+    options = parse(arguments)
+    if options is None:
+      print(__doc__)
+      return 0
+    result = described(options)
+    result['rounds'] = earlier_rounds(options.json, result)
+    measure(options, result['rounds'])
+  except (UsageError, flags.Error) as error:
+    print(f'error: {error}', file=sys.stderr)
+    return 2
+  except WorkerError as error:
+    print(f'error: {error}', file=sys.stderr)
+    return 1
+  if options.json:
+    files.write(options.json, json.dumps(result, indent=2))
+  show(result)
+  return 0
+
+
+def parse(arguments: Sequence[str]) -> Any:
+  """The flags; None if help is wanted."""
+  values = flags.FlagValues()
+  flags.DEFINE_string('model', 'resnet50', 'A model with a namesake.', flag_values=values)
+  flags.DEFINE_integer('batch_size', 16, 'Images a step.', 1, flag_values=values)
+  flags.DEFINE_integer('image_size', None, "Pixels; the model's own.", 1, flag_values=values)
+  flags.DEFINE_boolean('forward_only', False, 'Inference, not training.', flag_values=values)
+  flags.DEFINE_integer('pairs', 7, 'Rounds.', 1, flag_values=values)
+  flags.DEFINE_integer('steps', 2, 'Steps of each contender a round.', 1, flag_values=values)
+  flags.DEFINE_string('json', None, 'The figures; rounds are added.', flag_values=values)
+  flags.DEFINE_string('torch_python', sys.executable, 'A Python with torch.', flag_values=values)
+  flags.DEFINE_string(
+    'contenders', ';'.join(DEFAULT), 'Which, with ; between them.', flag_values=values
+  )
+  if {'--help', '-h'}.intersection(arguments):
+    return None
+  rest = values(['model_step', *arguments])[1:]
+  if rest:
+    raise UsageError(f'{rest[0]}: arguments begin with --')
+  if values.model not in NAMESAKES:
+    models.check_name(values.model)
+    raise UsageError(f'--model={values.model}: has no namesake; use {", ".join(NAMESAKES)}')
+  values.contenders = ';'.join(label.strip() for label in values.contenders.split(';'))
+  for label in values.contenders.split(';'):
+    if label not in CONTENDERS:
+      raise unknown('contender', label, CONTENDERS)
+  if 'hpm' not in values.contenders.split(';'):
+    raise UsageError(f'--contenders={values.contenders}: hpm, which they are compared with, lacks')
+  if values.image_size is None:
+    sizes = {row.name: row.image_size for row in models.table()}
+    values.image_size = sizes[values.model]
+  return values
+
+
+def described(options: Any) -> dict[str, Any]:
+  """What makes rounds comparable, and what was measured on."""
+  size, extra = options.image_size, OPTIONS.get(options.model, {})
+  return {
+    'comparison': {
+      'model': options.model,
+      'kind': 'forward' if options.forward_only else 'training',
+      'batch_size': options.batch_size,
+      'image_size': size,
+      'steps': options.steps,
+    },
+    'macs': models.create(options.model, image_size=size, **extra).num_macs,
+    'machine': machine.describe(),
+  }
+
+
+def earlier_rounds(path: str | None, result: dict[str, Any]) -> list[dict[str, Any]]:
+  """The rounds in a file of the same comparison; none if it isn't there."""
+  if path is None or not Path(path).exists():
+    return []
+  earlier = json.loads(Path(path).read_text())
+  if earlier.get('comparison') != result['comparison']:
+    raise UsageError(
+      f'--json={path}: holds another comparison ({earlier.get("comparison")}): name another file'
+    )
+  return earlier['rounds']
+
+
+def measure(options: Any, rounds: list[dict[str, Any]]) -> None:
+  """Appends rounds: contender -> its seconds and peak memory."""
+  keras, torch = NAMESAKES[options.model]
+  labels = [
+    label
+    for label in options.contenders.split(';')
+    if not ('keras' in label and keras is None) and not ('torch' in label and torch is None)
+  ]
+  with started(labels, options) as contenders:
+    for contender in contenders:
+      contender.run(1)  # the second step is the first without any start-up
+    for i in range(options.pairs):
+      turn = len(rounds) % len(contenders)
+      with console.status(f'round {i + 1} of {options.pairs}'):
+        rounds.append(
+          {
+            contender.label: contender.run(MATMULS if contender.label == MATMUL else options.steps)
+            for contender in contenders[turn:] + contenders[:turn]
+          }
+        )
+
+
 @contextlib.contextmanager
 def started(labels: Sequence[str], options: Any) -> Iterator[list[Contender]]:
-  """The contenders that can be had here, each built and warmed up once."""
+  """The contenders that can be had here, and the matrix product, each built and warmed up once."""
   contenders: list[Contender] = []
+  arguments = [options.model, options.batch_size, options.image_size]
+  arguments.append('forward' if options.forward_only else 'training')
   try:
-    for label in labels:
-      worker, onednn = CONTENDERS[label]
+    for label in [*labels, MATMUL]:
+      worker, onednn = CONTENDERS.get(label, ('matmul', '1'))
       python = options.torch_python if worker.startswith('torch') else sys.executable
       with console.status(f'starting {label}'):
         try:
-          contenders.append(
-            Contender(
-              label, worker, onednn, python, options.model, options.batch_size, options.image_size
-            )
-          )
-        except (RuntimeError, OSError) as error:
+          contenders.append(Contender(label, worker, onednn, python, *arguments))
+        except (WorkerError, OSError) as error:
+          if not worker.startswith('torch'):
+            raise
           console.print(f'left out: {error}')
     yield contenders
   finally:
@@ -309,127 +255,51 @@ def started(labels: Sequence[str], options: Any) -> Iterator[list[Contender]]:
       contender.close()
 
 
-console = rich.console.Console()
-
-
-def main(arguments: Sequence[str]) -> int:
-  """Runs the comparison and prints it; 2 for flags that can't work."""
-  if arguments and arguments[0] == 'worker':
-    work(arguments[1], arguments[2], int(arguments[3]), int(arguments[4]))
-    return 0
-  try:
-    options = parse(arguments)
-  except (UsageError, flags.Error) as error:
-    print(f'error: {error}', file=sys.stderr)
-    return 2
-  if options is None:
-    print(__doc__)
-    return 0
-  result = measure(options)
-  show(result)
-  if options.json:
-    Path(options.json).write_text(json.dumps(result, indent=2))
-  return 0
-
-
-def parse(arguments: Sequence[str]) -> Any:
-  values = flags.FlagValues()
-  flags.DEFINE_string('model', 'resnet50', 'A model with a namesake.', flag_values=values)
-  flags.DEFINE_integer('batch_size', 16, 'Images a step.', 1, flag_values=values)
-  flags.DEFINE_integer('image_size', 224, 'Pixels.', 1, flag_values=values)
-  flags.DEFINE_integer('pairs', 7, 'Rounds.', 1, flag_values=values)
-  flags.DEFINE_integer('steps', 2, 'Steps of each contender a round.', 1, flag_values=values)
-  flags.DEFINE_string('json', None, 'Where to write the figures.', flag_values=values)
-  flags.DEFINE_string('torch_python', sys.executable, 'A Python with torch.', flag_values=values)
-  flags.DEFINE_list('contenders', list(CONTENDERS), 'Which.', flag_values=values)
-  if {'--help', '-h'}.intersection(arguments):
-    return None
-  values(['model_step', *arguments])
-  if values.model not in NAMESAKES:
-    models.check_name(values.model)
-    raise UsageError(f'--model={values.model}: has no namesake; use {", ".join(NAMESAKES)}')
-  return values
-
-
-def measure(options: Any) -> dict[str, Any]:
-  """Rounds by turns; the figures of each contender and the ratios to `hpm`."""
-  keras, torch = NAMESAKES[options.model]
-  labels = [
-    label
-    for label in CONTENDERS
-    if label in options.contenders
-    and not ('keras' in label and keras is None)
-    and not ('torch' in label and torch is None)
-  ]
-  rounds: dict[str, list[dict[str, float]]] = {}
-  with started(labels, options) as contenders:
-    with console.status('matrix product'):
-      matmul = Contender('matmul', 'matmul', '1', sys.executable, options.model, 1, 1)
-      rates = []
-    for contender in contenders:
-      contender.run(1)  # the second step is the first without any start-up
-    for i in range(options.pairs):
-      turned = contenders[i % len(contenders) :] + contenders[: i % len(contenders)]
-      with console.status(f'round {i + 1} of {options.pairs}'):
-        rates.append(2 * 4096**3 * 3 / matmul.run(3)['wall_s'] / 1e9)
-        for contender in turned:
-          rounds.setdefault(contender.label, []).append(contender.run(options.steps))
-    matmul.close()
-  images = options.steps * options.batch_size
-  return {
-    'model': options.model,
-    'batch_size': options.batch_size,
-    'image_size': options.image_size,
-    'steps': options.steps,
-    'matmul_gflops': rates,
-    'macs': models.create(options.model, image_size=options.image_size).num_macs,
-    'contenders': {
-      label: {
-        'images_per_second': [images / r['wall_s'] for r in rounds[label]],
-        'cpu_s_per_step': [r['cpu_s'] / options.steps for r in rounds[label]],
-        'peak_mib': rounds[label][-1]['peak_mib'],
-      }
-      for label in labels
-      if label in rounds
-    },
-  }
-
-
 def show(result: dict[str, Any]) -> None:
-  """The table, and a sentence for each baseline."""
+  """The table, and the share of the matrix product's rate."""
+  of, rounds = result['comparison'], result['rounds']
   table = rich.table.Table(
-    title=f'{result["model"]}, training, batch {result["batch_size"]}, '
-    f'{result["image_size"]} pixels'
+    title=f'{of["model"]}, {of["kind"]}, batch {of["batch_size"]}, {of["image_size"]} pixels'
   )
-  for column in ('', 'images/s', 'CPU s a step', 'peak MiB', 'this / hpm, CPU s', '95 %'):
+  for column in ('', 'images/s', 's a step', 'CPU s a step', 'peak MiB', 'rounds'):
     table.add_column(column, justify='left' if not column else 'right')
-  contenders = result['contenders']
-  for label, figures in contenders.items():
-    middle, low, high = ratio_interval(
-      [
-        theirs / ours
-        for theirs, ours in zip(
-          figures['cpu_s_per_step'], contenders['hpm']['cpu_s_per_step'], strict=True
-        )
-      ]
+  for column in ('wall / hpm', '95 %', 'CPU / hpm', '95 %'):
+    table.add_column(column, justify='right')
+  labels = [label for label in CONTENDERS if any(label in r for r in rounds)]
+  for label in labels:
+    both = [(r[label], r['hpm']) for r in rounds if label in r]
+    wall, cpu = (
+      statistics.median(theirs[key] / of['steps'] for theirs, _ in both)
+      for key in ('wall_s', 'cpu_s')
     )
-    table.add_row(
-      label,
-      f'{statistics.median(figures["images_per_second"]):.2f}',
-      f'{statistics.median(figures["cpu_s_per_step"]):.2f}',
-      f'{figures["peak_mib"]:.0f}',
-      f'{middle:.2f}',
-      f'{low:.2f} to {high:.2f}',
-    )
+    cells = [
+      f'{of["batch_size"] / wall:.2f}',
+      f'{wall:.3f}',
+      f'{cpu:.3f}',
+      f'{max(theirs["peak_mib"] for theirs, _ in both):.0f}',
+      f'{len(both)}',
+    ]
+    for key in ('wall_s', 'cpu_s'):
+      middle, low, high = ratio_interval([theirs[key] / ours[key] for theirs, ours in both])
+      cells += [f'{middle:.3f}', f'{low:.3f} to {high:.3f}']
+    table.add_row(label, *cells)
   console.print(table)
-  rate = statistics.median(result['matmul_gflops'])
-  speed = statistics.median(contenders['hpm']['images_per_second'])
+  show_share(result)
+
+
+def show_share(result: dict[str, Any]) -> None:
+  """hpm's arithmetic beside the matrix product's, round by round."""
+  of = result['comparison']
   # Training takes three products for each of the forward pass: it, and two gradients.
-  used = 3 * 2 * result['macs'] * speed / 1e9
+  flops = (3 if of['kind'] == 'training' else 1) * 2 * result['macs']
+  product = [2 * 4096**3 * MATMULS / r[MATMUL]['wall_s'] for r in result['rounds']]
+  ours = [flops * of['batch_size'] * of['steps'] / r['hpm']['wall_s'] for r in result['rounds']]
+  shares = [a / b for a, b in zip(ours, product, strict=True)]
   console.print(
-    f'hpm computes {used:.0f} GFLOP/s in convolutions and dense layers, {used / rate:.0%} of the '
-    f'{rate:.0f} GFLOP/s of a 4096 x 4096 matrix product '
-    f'({min(result["matmul_gflops"]):.0f} to {max(result["matmul_gflops"]):.0f})'
+    f'hpm computes {statistics.median(ours) / 1e9:.0f} GFLOP/s in convolutions and dense layers, '
+    f'{statistics.median(shares):.0%} ({min(shares):.0%} to {max(shares):.0%}) of the '
+    f'{statistics.median(product) / 1e9:.0f} GFLOP/s ({min(product) / 1e9:.0f} to '
+    f'{max(product) / 1e9:.0f}) of a 4096 x 4096 matrix product'
   )
 
 

@@ -69,7 +69,9 @@ def pad_channels(
   sides = [[0, 0]] * 4
   sides[height] = sides[width] = [padding, padding]
   sides[axis] = [0, more]
-  kernel = tf.pad(kernel, [[0, 0], [0, 0], [0, more], [0, 0]])
+  # Not by `tf.pad`: TensorFlow would take it for the images' in fusing that with the convolution.
+  size, _, _, filters = kernel.shape
+  kernel = tf.concat([kernel, tf.zeros([size, size, more, filters], kernel.dtype)], 2)
   return tf.nn.conv2d(tf.pad(images, sides), kernel, strides, 'VALID', data_format)
 
 
