@@ -112,6 +112,8 @@ def _computed(options: flags.Options) -> list[str]:
   words = []
   if options.xla:
     words.append('towers compiled by XLA')
+  if options.stem_rewrite is not None:
+    words.append(f'stem by {options.stem_rewrite}')
   if (options.accumulate or 1) > 1:
     words.append(f'in {options.accumulate} parts a device')
   if options.steps_per_call > 1:

@@ -69,7 +69,9 @@ DEFAULT = [label for label in CONTENDERS if not label.startswith('hpm,')]
 MATMUL = 'matrix product'
 MATMULS = 3  # a round
 
-console = rich.console.Console()
+WIDTH = 128  # where the output is no terminal
+
+console = rich.console.Console(width=None if sys.stdout.isatty() else WIDTH)
 
 
 class WorkerError(Exception):
@@ -256,15 +258,14 @@ def started(labels: Sequence[str], options: Any) -> Iterator[list[Contender]]:
 
 
 def show(result: dict[str, Any]) -> None:
-  """The table, and the share of the matrix product's rate."""
+  """The table, with medians and the ratios' 95 % intervals; the share of the matrix product."""
   of, rounds = result['comparison'], result['rounds']
   table = rich.table.Table(
     title=f'{of["model"]}, {of["kind"]}, batch {of["batch_size"]}, {of["image_size"]} pixels'
   )
-  for column in ('', 'images/s', 's a step', 'CPU s a step', 'peak MiB', 'rounds'):
-    table.add_column(column, justify='left' if not column else 'right')
-  for column in ('wall / hpm', '95 %', 'CPU / hpm', '95 %'):
-    table.add_column(column, justify='right')
+  columns = ('', 'images/s', 's a step', 'CPU s', 'peak MiB', 'rounds', 'wall / hpm', 'CPU / hpm')
+  for column in columns:
+    table.add_column(column, justify='left' if not column else 'right', no_wrap=True)
   labels = [label for label in CONTENDERS if any(label in r for r in rounds)]
   for label in labels:
     both = [(r[label], r['hpm']) for r in rounds if label in r]
@@ -281,7 +282,7 @@ def show(result: dict[str, Any]) -> None:
     ]
     for key in ('wall_s', 'cpu_s'):
       middle, low, high = ratio_interval([theirs[key] / ours[key] for theirs, ours in both])
-      cells += [f'{middle:.3f}', f'{low:.3f} to {high:.3f}']
+      cells.append(f'{middle:.3f} ({low:.3f} to {high:.3f})')
     table.add_row(label, *cells)
   console.print(table)
   show_share(result)

@@ -321,9 +321,10 @@ def create_evaluating(
 def create_model(options: flags.Options) -> hpm.models.Model:
   """The model as the flags describe it."""
   layout = {} if options.data_format == 'NHWC' else {'data_format': options.data_format}
+  stem = {'stem_rewrite': options.stem_rewrite} if options.stem_rewrite else {}
   dtype = hpm.precision.create(options.precision).compute_dtype
   own = flags.model.model_options(options)
-  return hpm.models.create(options.model, dtype=dtype, **layout, **own)
+  return hpm.models.create(options.model, dtype=dtype, **layout, **stem, **own)
 
 
 def create_train_step(

@@ -179,9 +179,7 @@ def build_keras_fit(name: str, batch_size: int, image_size: int, training: bool)
   return lambda steps: model.predict(dataset, steps=steps, verbose=0)
 
 
-def build_torch(
-  name: str, batch_size: int, image_size: int, training: bool, compiled: bool
-) -> Run:
+def build_torch(name: str, batch_size: int, image_size: int, training: bool, compiled: bool) -> Run:
   """torchvision's network with channels last, which its convolutions on CPUs prefer."""
   import torch
   import torchvision

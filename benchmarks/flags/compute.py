@@ -2,7 +2,7 @@
 
 from absl import flags
 
-from hpm import errors, precision
+from hpm import errors, models, precision
 from hpm.errors import UsageError
 
 TITLE = 'Computation'
@@ -49,6 +49,13 @@ def define(values: flags.FlagValues) -> None:
     'Layout of activations: NHWC, or NCHW, which needs GPUs. Default: NHWC.',
     flag_values=values,
   )
+  flags.DEFINE_string(
+    'stem_rewrite',
+    None,
+    f'{", ".join(models.STEM_REWRITES)}: compute the strided first convolution of ResNets and some '
+    'others in another way, with the same parameters and results. Default: as written.',
+    flag_values=values,
+  )
   flags.DEFINE_boolean(
     'xla', False, 'Compile each tower as a whole by XLA. Default: false.', flag_values=values
   )
@@ -78,6 +85,8 @@ def check(options) -> None:
       raise errors.unknown('--data_format', layout, LAYOUTS)
   if options.device == 'cpu':
     _refuse_nchw(options)
+  if options.stem_rewrite is not None:
+    models.check_stem_rewrite(options.model, options.stem_rewrite)
   if options.xla_compile is not None:
     if 'xla' in options.given and options.xla != options.xla_compile:
       raise UsageError(

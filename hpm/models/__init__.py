@@ -8,6 +8,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from hpm import errors, registry
+from hpm.errors import UsageError
 
 if TYPE_CHECKING:
   from hpm.models.builder import BatchNorm, Builder, Model
@@ -17,12 +18,14 @@ if TYPE_CHECKING:
 
 __all__ = [
   'MODELS',
+  'STEM_REWRITES',
   'BatchNorm',
   'Builder',
   'Description',
   'Model',
   'Module',
   'check_name',
+  'check_stem_rewrite',
   'create',
   'describe',
   'from_keras',
@@ -76,6 +79,19 @@ MODELS = {
   'mobilenet_v2': 'hpm.models.mobilenet:mobilenet_v2',
 }
 
+# What a strided first convolution may be turned into, with the same parameters and results.
+STEM_REWRITES = {
+  'pad_channels': 'hpm.models.rewrites:pad_channels',
+  'space_to_depth': 'hpm.models.rewrites:space_to_depth',
+}
+# Models that begin with one, padded by pixels: the residual ones for ImageNet and some others.
+WITH_STRIDED_STEM = frozenset(
+  name
+  for name in MODELS
+  if name in ('alexnet', 'googlenet', 'inception1', 'densenet121')
+  or re.match(r'resnet(18|34|50|101|152|200)', name)
+)
+
 __getattr__ = registry.lazy(
   __name__,
   {
@@ -103,9 +119,13 @@ def create(name: str, **options: Any) -> 'Model':
       in pixels (the model's own default), `dtype` of the computation ('float32', 'float16',
       'bfloat16'), `data_format` ('NHWC', 'NCHW'), `batch_norm` (a `BatchNorm`, in place of the
       family's constants), `recompute` (True: the backward pass computes the activations of blocks
-      again, for less memory and more time), and what the model's own function takes.
+      again, for less memory and more time), `stem_rewrite` (one of `STEM_REWRITES`: another way to
+      compute a strided first convolution, with the same parameters and results), and what the
+      model's own function takes.
   """
   check_name(name)
+  if options.get('stem_rewrite'):
+    check_stem_rewrite(name, options['stem_rewrite'])
   if name in MODELS:
     return registry.resolve('model', MODELS, name)(**options)
   from hpm.models import external  # it imports TensorFlow
@@ -121,3 +141,17 @@ def check_name(name: str) -> None:
   word = r'[^\W\d]\w*'
   if name not in MODELS and not re.fullmatch(rf'{word}(\.{word})*:{word}', name):
     raise errors.unknown('model', name, [*MODELS, 'keras:NAME', 'module:function'])
+
+
+def check_stem_rewrite(name: str, rewrite: str) -> None:
+  """UsageError unless there is such a rewrite and the model `name` begins with what it rewrites.
+
+  Of functions of the user's that is found out when their model is built.
+  """
+  if rewrite not in STEM_REWRITES:
+    raise errors.unknown('stem_rewrite', rewrite, STEM_REWRITES)
+  if name.startswith('keras:') or (name in MODELS and name not in WITH_STRIDED_STEM):
+    raise UsageError(
+      f'stem_rewrite {rewrite!r}: model {name} does not begin with a strided convolution that is '
+      f'padded by pixels: leave it out, or use one of {", ".join(sorted(WITH_STRIDED_STEM))}'
+    )

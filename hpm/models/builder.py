@@ -24,9 +24,9 @@ import zlib
 import numpy as np
 import tensorflow as tf
 
-from hpm import errors
+from hpm import errors, registry
 from hpm.errors import UsageError
-from hpm.models import flops, rewrites
+from hpm.models import STEM_REWRITES, flops, rewrites
 
 __all__ = ['BatchNorm', 'Builder', 'Forward', 'Model', 'Spec']
 
@@ -120,7 +120,7 @@ class Builder:
     dtype: compute dtype; parameters are float32 and cast once each.
     data_format: 'NHWC' or 'NCHW', of images and all activations of rank 4.
     norm: the constants of batch normalisation.
-    stem_rewrite: one of `rewrites.STEM_REWRITES` until the stem has been built by it, or ''.
+    stem_rewrite: one of `STEM_REWRITES` until the stem has been built by it, or ''.
     new_state: the state after this application, name -> value.
     auxiliary: further heads, see `auxiliary_head`.
   """
@@ -289,7 +289,7 @@ class Builder:
 
   def _stem(self, x: tf.Tensor, kernel: tf.Tensor, strides: int, padding: int) -> tf.Tensor:
     if self.stem_rewrite:
-      rewrite = rewrites.STEM_REWRITES[self.stem_rewrite]
+      rewrite = registry.resolve('stem_rewrite', STEM_REWRITES, self.stem_rewrite)
       self.stem_rewrite = ''
       return rewrite(x, kernel, strides, padding, self.data_format)
     # Images get no gradient, so to pad them costs little, and oneDNN then has a kernel for the
@@ -546,7 +546,7 @@ class Model:
     batch_norm: the constants of its batch normalisation.
     recompute: whether the backward pass computes the activations of blocks again.
     stem_rewrite: how the strided first convolution is computed: '' as written, 'pad_channels' or
-      'space_to_depth' (see `hpm.models.rewrites`); parameters are the same in all three.
+      'space_to_depth' (`hpm.models.STEM_REWRITES`); parameters are the same in all three.
     variant: which library's form of the network this is; '' is the paper's.
     variants: the forms that there are -> their constants of batch normalisation.
     batch_size: a usual number of samples a device.
@@ -590,8 +590,8 @@ class Model:
     self.variant = variant
     self.batch_norm = batch_norm or self.variants[variant]
     self.recompute = recompute
-    if stem_rewrite and stem_rewrite not in rewrites.STEM_REWRITES:
-      raise errors.unknown('stem_rewrite', stem_rewrite, rewrites.STEM_REWRITES)
+    if stem_rewrite and stem_rewrite not in STEM_REWRITES:
+      raise errors.unknown('stem_rewrite', stem_rewrite, STEM_REWRITES)
     self.stem_rewrite = stem_rewrite
     self.batch_size = batch_size
     self.source = source

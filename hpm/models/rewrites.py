@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from hpm.errors import UsageError
 
-__all__ = ['STEM_REWRITES', 'pad_channels', 'pointwise', 'space_to_depth', 'subsample']
+__all__ = ['pad_channels', 'pointwise', 'space_to_depth', 'subsample']
 
 
 def pointwise(x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
@@ -64,15 +64,19 @@ def pad_channels(
   Some kernels want channels in fours. The arguments are those of `space_to_depth`.
   """
   axis = 3 if data_format == 'NHWC' else 1
-  more = 4 - images.shape[axis]
   height, width = (1, 2) if data_format == 'NHWC' else (2, 3)
   sides = [[0, 0]] * 4
   sides[height] = sides[width] = [padding, padding]
-  sides[axis] = [0, more]
-  # Not by `tf.pad`: TensorFlow would take it for the images' in fusing that with the convolution.
-  size, _, _, filters = kernel.shape
-  kernel = tf.concat([kernel, tf.zeros([size, size, more, filters], kernel.dtype)], 2)
-  return tf.nn.conv2d(tf.pad(images, sides), kernel, strides, 'VALID', data_format)
+  # Channels come by `tf.concat`: TensorFlow takes a `tf.pad` of channels, or of kernels, for one of
+  # pixels when it fuses that with the convolution.
+  images = _with_zeros(tf.pad(images, sides), axis)
+  return tf.nn.conv2d(images, _with_zeros(kernel, 2), strides, 'VALID', data_format)
+
+
+def _with_zeros(x: tf.Tensor, axis: int) -> tf.Tensor:
+  """4 channels along an axis that has fewer."""
+  channels = tf.split(x, x.shape[axis], axis)
+  return tf.concat([*channels, *[tf.zeros_like(channels[0])] * (4 - len(channels))], axis)
 
 
 def space_to_depth(
@@ -115,6 +119,3 @@ def space_to_depth(
   kernel = tf.reshape(kernel, [blocks, blocks, strides**2 * channels, filters])
   squares = tf.pad(tf.nn.space_to_depth(images, strides, data_format), sides)
   return tf.nn.conv2d(squares, kernel, 1, 'VALID', data_format)
-
-
-STEM_REWRITES = {'pad_channels': pad_channels, 'space_to_depth': space_to_depth}

@@ -34,6 +34,7 @@ SAMPLES: dict[str, list[str]] = {
     '--fp16_inc_loss_scale_every_n=10',
   ],
   'data_format': ['--data_format=NCHW'],
+  'stem_rewrite': ['--stem_rewrite=space_to_depth'],
   'xla': ['--xla'],
   'xla_compile': ['--xla_compile'],
   'accumulate': ['--accumulate=2'],
