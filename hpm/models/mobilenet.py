@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from hpm.models.builder import BatchNorm, Builder, Model
 
-__all__ = ['VARIANTS', 'keras_layer', 'mobilenet_v2', 'torch_layer']
+__all__ = ['VARIANTS', 'keras_layer', 'mobilenet_v2', 'timm_layer', 'torch_layer']
 
 # The paper's own implementation pads as 'SAME' does, torchvision by one pixel on every side.
 VARIANTS = {
@@ -113,3 +113,21 @@ def torch_layer(model: str, layer: str) -> str:
     'bn2': f'{shift + 2}',
   }
   return f'features.{index}.conv.{names[part]}'
+
+
+def timm_layer(model: str, layer: str) -> str:
+  """'block3/expand' -> 'blocks.1.1.conv_pw', counted by stages."""
+  if '/' not in layer:
+    names = {'conv1': 'conv_stem', 'conv2': 'conv_head', 'logits': 'classifier'}
+    return names.get(layer, layer)
+  block, part = layer.split('/')
+  stage, index = 0, int(block[5:]) - 1
+  while index >= _STAGES[stage][2]:
+    index -= _STAGES[stage][2]
+    stage += 1
+  if stage:
+    names = {'expand': 'conv_pw', 'depthwise': 'conv_dw', 'project': 'conv_pwl'}
+    name = names.get(part) or f'bn{int(part[-1]) + 1}'
+  else:  # the first block expands nothing
+    name = {'depthwise': 'conv_dw', 'project': 'conv_pw'}.get(part, part)
+  return f'blocks.{stage}.{index}.{name}'

@@ -4,9 +4,9 @@
   params, state = pretrained.load(model, 'resnet50.weights.h5')
 
 Sources are keras.applications (weight files of Keras 3 and of Keras 2, or a model in memory) and
-torchvision (state dicts as `.safetensors` or `.pth`), also timm where it keeps torchvision's names:
-ResNet, DenseNet, Inception v3. What a layer is called there stands beside each family, in its
-functions `keras_layer` and `torch_layer`. Where a library's form of a network differs from ours,
+torchvision and timm (state dicts as `.safetensors` or `.pth`). What a layer is called there stands
+beside each family, in its functions `keras_layer`, `torch_layer` and, where timm has names of its
+own, `timm_layer`. Where a library's form of a network differs from ours,
 the model must have been created in that form (`variant`). Nothing is downloaded.
 
 Keras gives the convolutions of ResNet v1 biases in front of batch norm. They change nothing but the
@@ -233,8 +233,9 @@ def _from_torch(
   flattened = getattr(family, 'FLATTENED', {})
   found: dict[str, tuple[str, np.ndarray]] = {}
   missing = []
+  prefixes = _torch_prefixes(model, family, theirs)
   for layer, leaves in _layers(model):
-    prefix = family.torch_layer(model.name, layer)
+    prefix = prefixes[layer]
     for leaf in leaves:
       name = f'{prefix}.{_TORCH_LEAVES[leaf]}'
       array = theirs.pop(name, None)
@@ -244,15 +245,31 @@ def _from_torch(
         missing.append(f'{name} (ours: {layer}/{leaf})')
         continue
       if leaf.endswith('kernel'):
-        array = _torch_kernel(array, leaf, flattened.get(layer, 0))
+        rank = len(model.param_specs[f'{layer}/{leaf}'].shape)
+        array = _torch_kernel(array, leaf, rank, flattened.get(layer, 0))
       found[f'{layer}/{leaf}'] = (name, array)
   return _fit(model, where, found, missing, theirs)
 
 
-def _torch_kernel(array: np.ndarray, leaf: str, channels: int) -> np.ndarray:
-  """torch's [out, in, height, width] or [out, in] in our order."""
+def _torch_prefixes(model: Model, family: ModuleType, theirs: Mapping[str, Any]) -> dict[str, str]:
+  """Our layer -> theirs, by torchvision's names or timm's, whichever there are more of."""
+  prefixes = {name.rpartition('.')[0] for name in theirs}
+
+  def named(layer_name: Any) -> dict[str, str]:
+    return {layer: layer_name(model.name, layer) for layer, _ in _layers(model)}
+
+  namings = [named(family.torch_layer)]
+  if hasattr(family, 'timm_layer'):
+    namings.append(named(family.timm_layer))
+  return max(namings, key=lambda naming: len(prefixes.intersection(naming.values())))
+
+
+def _torch_kernel(array: np.ndarray, leaf: str, rank: int, channels: int) -> np.ndarray:
+  """torch's [out, in, height, width] or [out, in] in our order, for a kernel of ours of a rank."""
   if array.ndim == 4:
-    return array.transpose((2, 3, 0, 1) if leaf == 'depthwise_kernel' else (2, 3, 1, 0))
+    array = array.transpose((2, 3, 0, 1) if leaf == 'depthwise_kernel' else (2, 3, 1, 0))
+    # timm has convolutions over whole images where we flatten them.
+    return array.reshape(-1, array.shape[-1]) if rank == 2 else array
   if channels and array.shape[1] % channels == 0:
     # Behind a flattened image: torch has the channels first there, we have them last.
     side = math.isqrt(array.shape[1] // channels)

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from hpm.models.builder import Builder, Model, normal
 
-__all__ = ['keras_layer', 'torch_layer', 'vgg']
+__all__ = ['keras_layer', 'timm_layer', 'torch_layer', 'vgg']
 
 _FILTERS = (64, 128, 256, 512, 512)
 _CONVOLUTIONS = {  # of each stage; configurations A, B, D and E
@@ -94,3 +94,9 @@ def torch_layer(model: str, layer: str) -> str:
   a_unit = 3 if batch_norm else 2
   index = a_unit * (sum(stages[:before]) + i) + before
   return f'features.{index + part.startswith("bn")}'
+
+
+def timm_layer(model: str, layer: str) -> str:
+  """'fc1' -> 'pre_logits.fc1', a convolution there; the others as in torchvision."""
+  names = {'fc1': 'pre_logits.fc1', 'fc2': 'pre_logits.fc2', 'logits': 'head.fc'}
+  return names.get(layer) or torch_layer(model, layer)

@@ -161,8 +161,35 @@ def test_safetensors_and_a_state_dict_give_the_same(name, tmp_path):
 def test_a_dense_layer_behind_an_image_is_reordered():
   rng = np.random.default_rng(0)
   image, weight = rng.normal(size=(3, 4, 4)), rng.normal(size=(5, 48))  # torch: channels first
-  kernel = pretrained._torch_kernel(weight, 'kernel', channels=3)
+  kernel = pretrained._torch_kernel(weight, 'kernel', rank=2, channels=3)
   np.testing.assert_allclose(image.transpose(1, 2, 0).ravel() @ kernel, weight @ image.ravel())
+
+
+@pytest.mark.parametrize('name', ['vgg11_bn', 'mobilenet_v2'])
+def test_timms_names_give_what_torchvisions_give(name):
+  options = {'variant': 'torch'} if name == 'mobilenet_v2' else {}
+  model = hpm.models.create(name, num_classes=10, image_size=32, **options)
+  family = importlib.import_module(hpm.models.MODELS[name].split(':')[0])
+  torchvisions = torch_state_dict(model)
+  renamed = {
+    family.torch_layer(name, layer): family.timm_layer(name, layer)
+    for layer in {key.rpartition('/')[0] for key in model.param_specs}
+  }
+  timms = {}
+  for key, value in torchvisions.items():
+    prefix, _, leaf = key.rpartition('.')
+    prefix = renamed[prefix]
+    if prefix.startswith('pre_logits') and leaf == 'weight':
+      value = value[:, :, None, None]  # over an image of one pixel
+    timms[f'{prefix}.{leaf}'] = value
+  assert torchvisions.keys() != timms.keys()
+  for first, second in zip(
+    pretrained.load(model, torchvisions), pretrained.load(model, timms), strict=True
+  ):
+    assert_same(first, second)
+  del timms[next(key for key in timms if key.startswith(('head', 'classifier')))]
+  with pytest.raises(DataError, match=r'lacks (head.fc|classifier)\.\w+ \(ours: logits'):
+    pretrained.load(model, timms)
 
 
 def test_half_precision_files_become_float32(tmp_path):

@@ -1,9 +1,9 @@
-"""Our networks against torchvision's with the same weights: batch norm as torch defines it.
+"""Our networks against torchvision's and timm's with the same weights: batch norm as in torch.
 
-Runs where torch, torchvision and safetensors are installed, in this Python or in the one that the
-environment variable TORCH_PYTHON names. As in test_keras_parity, whatever starts as zeros and ones
-is drawn at random first, and gradients are compared with smooth functions in the place of ReLU and
-max pooling.
+Runs where torch, torchvision, safetensors and, for its cases, timm are installed, in this Python or
+in the one that the environment variable TORCH_PYTHON names. As in test_keras_parity, whatever
+starts as zeros and ones is drawn at random first, and gradients are compared with smooth functions
+in the place of ReLU and max pooling.
 """
 
 import functools
@@ -22,7 +22,7 @@ import hpm
 from hpm.models import pretrained
 
 _INSTALL = (
-  'pip install torch torchvision safetensors (or set TORCH_PYTHON to a Python that has them)'
+  'pip install torch torchvision safetensors timm (or set TORCH_PYTHON to a Python that has them)'
 )
 
 
@@ -49,17 +49,19 @@ CASES = [
     {'aux_logits': False, 'init_weights': True},
     {'dropout': 0.0, 'variant': 'torch', 'auxiliary': False},
   ),
+  Case('timm:vgg11', 'vgg11', 224, {}, {'dropout': 0.0}),
+  Case('timm:mobilenetv2_100', 'mobilenet_v2', 64, {}, {'dropout': 0.0, 'variant': 'torch'}),
 ]
 _TOLERANCE = 1e-4  # of the tensor's largest value
 _TRAINING_TOLERANCE = 5e-3  # rounding grows in training on small images, see test_keras_parity
 
 
 @functools.cache
-def _python() -> str | None:
+def _python(timm: bool = False) -> str | None:
   """The Python that has torch, if there is one."""
   python = os.environ.get('TORCH_PYTHON', sys.executable)
   imports = 'import importlib.util as u; assert all(map(u.find_spec, %r))'
-  needed = ('torch', 'torchvision', 'safetensors')
+  needed = ('torch', 'torchvision', 'safetensors', *(['timm'] if timm else []))
   found = subprocess.run([python, '-c', imports % (needed,)], capture_output=True, check=False)
   return python if found.returncode == 0 else None
 
@@ -67,15 +69,15 @@ def _python() -> str | None:
 @pytest.fixture(
   scope='module',
   params=[
-    pytest.param(case, id=case.name, marks=pytest.mark.long if i > 2 else [])
+    pytest.param(case, id=case.torchvision_name, marks=pytest.mark.long if i > 2 else [])
     for i, case in enumerate(CASES)
   ],
 )
 def reference(request, tmp_path_factory) -> tuple[Case, Path]:
   """A case and the folder of what torch computed for it."""
-  if _python() is None:
-    pytest.skip(_INSTALL)
   case = request.param
+  if _python(case.torchvision_name.startswith('timm')) is None:
+    pytest.skip(_INSTALL)
   folder = tmp_path_factory.mktemp('torch')
   script = Path(__file__).with_name('torch_reference.py')
   options = json.dumps(case.torch_options)

@@ -1,12 +1,13 @@
-"""What torchvision's models compute, written to files: run by test_torch_parity in a process of its
-own, since torchvision and TensorFlow crash in one.
+"""What models of torchvision and timm compute, written to files: run by test_torch_parity in a
+process of its own, since torchvision and TensorFlow crash in one.
 
   python torch_reference.py MODEL IMAGE_SIZE OPTIONS_JSON DIRECTORY
 
-DIRECTORY then has `weights.pth`, `weights.safetensors`, `images.npz` (images, and the weights of
-the logits in what is differentiated) and, for training and inference, with ReLUs and with smooth
-functions in their place, `{training|inference}_{relu|smooth}.npz`: logits, gradient, and the state
-dict afterwards under `state/`.
+MODEL is torchvision's, or with `timm:` in front timm's. DIRECTORY then has `weights.pth`,
+`weights.safetensors`, `images.npz` (images, and the weights of the logits in what is
+differentiated) and, for training and inference, with ReLUs and with smooth functions in their
+place, `{training|inference}_{relu|smooth}.npz`: logits, gradient, and the state dict afterwards
+under `state/`.
 """
 
 import json
@@ -24,7 +25,7 @@ NUM_CLASSES = 10
 
 def main(name: str, image_size: int, options: dict, directory: Path) -> None:
   torch.manual_seed(1)
-  model = getattr(torchvision.models, name)(weights=None, num_classes=NUM_CLASSES, **options)
+  model = create(name, num_classes=NUM_CLASSES, **options)
   redraw(model, torch.randn(8, 3, image_size, image_size))
   start = {key: value.clone() for key, value in model.state_dict().items()}
   torch.save(start, directory / 'weights.pth')
@@ -48,6 +49,15 @@ def main(name: str, image_size: int, options: dict, directory: Path) -> None:
         gradient=last(pixels.grad),
         **state,
       )
+
+
+def create(name: str, **options) -> torch.nn.Module:
+  library, _, rest = name.rpartition(':')
+  if library == 'timm':
+    import timm
+
+    return timm.create_model(rest, pretrained=False, **options)
+  return getattr(torchvision.models, rest)(weights=None, **options)
 
 
 def last(images: torch.Tensor) -> np.ndarray:
@@ -88,6 +98,7 @@ def make_smooth() -> None:
   torch.nn.functional.max_pool2d = pool
   torch.nn.functional.relu = lambda x, inplace=False: softplus(x)
   torch.nn.ReLU6.forward = lambda self, x: softplus(x)
+  torch.nn.ReLU.forward = lambda self, x: softplus(x)
 
 
 if __name__ == '__main__':
