@@ -14,6 +14,7 @@ from tests.placement import steps
 
 # Each kind of block and op, with a precision and a layout apiece.
 _SAMPLE = {
+  ('resnet50', 'fp32', 'NHWC'),
   ('inception3', 'fp16', 'NCHW'),
   ('vgg11_bn', 'bf16', 'NHWC'),
   ('resnet18', 'bf16', 'NCHW'),
@@ -55,3 +56,18 @@ def test_models_have_gpu_kernels(name, precision, data_format):
 def test_recomputation_and_biased_variance_have_gpu_kernels(precision):
   options = {'variant': 'keras', 'recompute': True, 'zero_init': True}
   assert _problems('resnet18', precision, 'NHWC', **options) == []
+
+
+@pytest.mark.parametrize('rewrite', hpm.models.STEM_REWRITES)
+@pytest.mark.parametrize(
+  ('precision', 'data_format'),
+  [
+    ('fp16', 'NCHW'),
+    *(
+      pytest.param(*case, marks=pytest.mark.long)
+      for case in (('fp32', 'NHWC'), ('fp32', 'NCHW'), ('fp16', 'NHWC'), ('bf16', 'NHWC'))
+    ),
+  ],
+)
+def test_rewritten_stems_have_gpu_kernels(rewrite, precision, data_format):
+  assert _problems('resnet18', precision, data_format, stem_rewrite=rewrite) == []
