@@ -14,7 +14,8 @@ median of all rounds and half the distance between the quartiles.
   of memcpy  bus GB/s as a share of what one copy in memory reaches in the same run
   moved      bytes between devices, counted in the graph; for collectives, which move them inside an
              op, those of a ring
-  peak       memory of the first GPU that a contender needed beyond its tensors; a CPU has no count
+  peak       memory that a contender needed beyond its tensors: of the first GPU; on CPU devices by
+             how much the process grew, less what it had freed before and kept
   of twin    time over that of tf.distribute's operation of the same kind
 
 On logical CPU devices a copy between devices is an alias and costs nothing. There these figures
@@ -42,7 +43,7 @@ from hpm import variable_mgr
 from hpm.errors import UsageError
 from hpm.variable_mgr import spec as specs
 
-__all__ = ['TWINS', 'contenders', 'main', 'measure', 'shapes_of']
+__all__ = ['TWINS', 'contenders', 'main', 'measure', 'shapes_of', 'strategy']
 
 SPECS = (
   *('copy', 'psgpu', 'pscpu', 'xring', 'xring#2', 'rechd', 'hierarchical_copy', 'copy/xring'),
@@ -279,15 +280,15 @@ def _twin(kind: str, devices: Sequence[str], tensors: Sequence[Sequence[Any]]) -
   """tf.distribute's all-reduce of all tensors, in the replicas of a MirroredStrategy."""
   import tensorflow as tf
 
-  strategy = _strategy(kind, tuple(devices))
-  values = strategy.experimental_distribute_values_from_function(
+  mirrored = strategy(kind, tuple(devices))
+  values = mirrored.experimental_distribute_values_from_function(
     lambda context: list(tensors[context.replica_id_in_sync_group])
   )
 
   def replica(own_tensors):
     return tf.distribute.get_replica_context().all_reduce('sum', own_tensors)
 
-  function = tf.function(lambda: strategy.run(replica, args=(values,)), autograph=False)
+  function = tf.function(lambda: mirrored.run(replica, args=(values,)), autograph=False)
   return lambda: _finished(function())
 
 
@@ -369,19 +370,32 @@ def _table(label: str, size: int, count: int, rows: Sequence[Mapping[str, Any]])
 
 
 def _peak_of(reduce: Reduce) -> int | None:
-  """Bytes that a call needs on the first GPU beyond what is held; None without one."""
+  """Bytes that a call needs on the first GPU, or of this process, beyond what is held."""
   import tensorflow as tf
 
   if not tf.config.list_logical_devices('GPU'):
-    return None
+    try:
+      with open('/proc/self/clear_refs', 'w') as file:
+        file.write('5')  # the high-water mark starts anew
+    except OSError:
+      return None
+    before = _resident('VmRSS')
+    reduce()
+    return max(0, _resident('VmHWM') - before)
   tf.config.experimental.reset_memory_stats('GPU:0')
   before = tf.config.experimental.get_memory_info('GPU:0')['current']
   reduce()
   return tf.config.experimental.get_memory_info('GPU:0')['peak'] - before
 
 
+def _resident(field: str) -> int:
+  """Bytes of this process's resident memory: now (VmRSS), or the most so far (VmHWM)."""
+  with open('/proc/self/status') as file:
+    return next(1024 * int(line.split()[1]) for line in file if line.startswith(field + ':'))
+
+
 @functools.cache
-def _strategy(kind: str, devices: tuple[str, ...]) -> Any:
+def strategy(kind: str, devices: tuple[str, ...]) -> Any:
   """One a process: each strategy would count the keys of its collectives from the start again."""
   import tensorflow as tf
 
