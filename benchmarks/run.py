@@ -508,4 +508,9 @@ def closing(options: flags.Options, record: dict[str, Any]) -> str:
 
 
 if __name__ == '__main__':
-  sys.exit(main(sys.argv[1:]))
+  code = main(sys.argv[1:])
+  if code == watching.EXIT_CODE:  # TensorFlow's destructors may wait for the dead for ever
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+  sys.exit(code)

@@ -142,6 +142,8 @@ def cluster(options, environment: dict[str, str] | None = None) -> Cluster | Non
   Raises:
     UsageError: flags or environment name no cluster that can work, or contradict each other.
   """
+  if options.cluster_resolver is not None and options.cluster_resolver not in RESOLVERS:
+    raise errors.unknown('--cluster_resolver', options.cluster_resolver, RESOLVERS)
   environment = dict(os.environ) if environment is None else environment
   by_flags = _by_flags(options)
   resolver = options.cluster_resolver
