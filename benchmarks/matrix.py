@@ -195,6 +195,7 @@ def rates_of(
         spread['highest'],
         len(done[cell]),
         note,
+        sum(together['step_images']) / together['cpu_s'] if wanted.device == 'cpu' else None,
       )
     )
   return found

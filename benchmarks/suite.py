@@ -39,12 +39,13 @@ from benchmarks.page import blocks, charts, content, rates
 from hpm import errors, models
 from hpm.errors import DataError, UsageError
 
-__all__ = ['limits', 'main', 'parse', 'remark', 'wanted', 'write']
+__all__ = ['limits', 'load', 'main', 'parse', 'remark', 'wanted', 'write']
 
 QUICK_STEPS = {'num_runs': 5, 'num_warmup_batches': 1, 'num_batches': 4}
 QUICK_MINUTES = 17.5
 QUICK_TIMEOUT_S = 120.0
 TIMEOUT_S = 3600.0
+_BUSY = 0.1  # share of the cores
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -182,6 +183,20 @@ def remark(cells: Matrix, num_runs: int) -> str:
   )
 
 
+def load(done: Mapping[Cell, Sequence[Mapping[str, Any]]]) -> str:
+  """What other work there was, if it was too much for the rates to be trusted."""
+  every = [result for several in done.values() for result in several]
+  loads = [result['other_load_cores'] for result in every if 'other_load_cores' in result]
+  cores = every[0]['machine']['cores']
+  mean = sum(loads) / max(len(loads), 1)
+  if mean <= _BUSY * cores:
+    return ''
+  return (
+    f'Other work kept {mean:.1f} of {cores} cores busy on average, {max(loads):.1f} at most: rates '
+    'by the clock are too low and scatter, images a CPU second do less so.'
+  )
+
+
 def limits(cells: Matrix) -> list[str]:
   """What the measurement can't show."""
   if cells.device == 'gpu':
@@ -220,7 +235,7 @@ def write(
     matrix.configuration(cells),
     matrix.like(next(iter(cells.batches))).optimizer,
     {name: _describe(directory) for name, directory in cells.data.items()},
-    remark(cells, num_runs),
+    ' '.join(filter(None, [remark(cells, num_runs), load(done)])),
   )
   page = content.page(this, rates.published_platforms(), limits(cells), _public(shown))
   note = f'Written by `{_public(shown)}`.'

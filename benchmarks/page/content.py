@@ -10,6 +10,11 @@ from benchmarks.page.rates import SYNTHETIC, Platform, Rate
 __all__ = ['page', 'platform_sections']
 
 _EMPTY = '–'
+_WORK = (
+  'Images over the CPU seconds of all threads of the process, in the timed steps. Other work on '
+  'the machine changes these far less than rates by the clock; an idle machine would reach at most '
+  'so many times its cores.'
+)
 
 
 def page(
@@ -77,6 +82,11 @@ def platform_sections(platform: Platform, figures: bool = False) -> list[Block]:
       blocks.append(charts.throughput(platform.name, [platform]))
     if not other and figures and data == (platform.real_data or [''])[-1]:
       blocks.append(charts.real_bars(platform))
+  work = _work(platform)
+  if work is not None:
+    blocks += [Heading(4, f'Images a CPU second ({platform.short})'), Text(_WORK), work]
+    if platform.remark:
+      blocks.append(Text(platform.remark))
   return blocks
 
 
@@ -149,6 +159,21 @@ def _rates(platform: Platform, data: str, other: bool) -> list[Block]:
   heads = [f'{platform.device}s', *(name for name, _ in columns)]
   texts = [Text(f'({number}) {note}.') for note, number in notes.items()]
   return [Table(caption, heads, rows), *texts]
+
+
+def _work(platform: Platform) -> Table | None:
+  """Images a CPU second at the headline's batch; None where CPU seconds are not known."""
+  if all(rate.per_cpu_s is None for rate in platform.rates):
+    return None
+  rows = []
+  for data in (SYNTHETIC, *platform.real_data):
+    for count in platform.counts:
+      cells = [platform.rate(model, count, data) for model in platform.models]
+      values = [None if cell is None else cell.per_cpu_s for cell in cells]
+      texts = [_EMPTY if value is None else f'{value:.2f}' for value in values]
+      rows.append([f'{data}, {count}', *texts])
+  heads = [f'data, {platform.device}s', *map(_title, platform.models)]
+  return Table('Images a CPU second (headline batch)', heads, rows)
 
 
 def _cell(rate: Rate | None, notes: dict[str, int]) -> str:

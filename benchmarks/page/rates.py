@@ -43,6 +43,8 @@ class Rate(NamedTuple):
     lowest, highest: of the runs, where they are known.
     num_runs: how many runs it is the mean of.
     note: why there is no value, or what makes it doubtful.
+    per_cpu_s: images a second of CPU time of the process, which other work on the machine leaves
+      nearly as it is; None where nothing is known of it.
   """
 
   model: str
@@ -54,6 +56,7 @@ class Rate(NamedTuple):
   highest: float | None = None
   num_runs: int = 5
   note: str = ''
+  per_cpu_s: float | None = None
 
   @property
   def per_device(self) -> float | None:

@@ -1,5 +1,6 @@
 """The page: its sections, its tables, and charts that can be trusted and read."""
 
+import dataclasses
 import re
 
 import pytest
@@ -102,6 +103,18 @@ def test_this_machine_stands_beside_the_published_ones(page):
   each = {row[0]: row[1:] for row in tables[1].rows}
   assert each['ResNet-50'][:2] == ['1.8, 100%', '217, 99%']
   assert each['AlexNet'][-1] == '–'
+
+
+def test_work_a_cpu_second_stands_on_it_where_it_is_known():
+  rate = rates.Rate('resnet50', 1, 4, 'synthetic', 8.0, 7.0, 9.0, 2, '', 5.25)
+  this = dataclasses.replace(this_machine(), rates=[rate])
+  (table,) = [
+    block
+    for block in content.platform_sections(this)
+    if isinstance(block, blocks.Table) and 'CPU second' in block.caption
+  ]
+  assert table.rows == [['synthetic, 1', '5.25']]
+  assert 'CPU second' not in str(content.platform_sections(PUBLISHED[0]))
 
 
 def test_shares_and_scaling_need_both_of_their_figures():

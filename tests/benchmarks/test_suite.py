@@ -207,6 +207,17 @@ def test_a_published_platform_is_printed_without_a_run(capsys):
     assert text in out
 
 
+def test_images_a_cpu_second_and_other_load_are_said():
+  cell = Cell('trivial', 1, 2, 'synthetic')
+  done = {cell: [result(other_load_cores=0.6), result(other_load_cores=1.0)]}
+  (rate,) = matrix.rates_of(SMALL, done, {})
+  assert rate.per_cpu_s == pytest.approx(16 / 2)
+  cores = machine.describe()['cores']
+  said = suite.load(done)
+  assert (f'0.8 of {cores} cores busy on average, 1.0 at most' in said) == (0.1 * cores < 0.8)
+  assert suite.load({cell: [result(other_load_cores=0.0)]}) == ''
+
+
 @pytest.mark.parametrize('charts', ['true', 'false'])
 def test_a_page_is_written_in_all_its_forms(tmp_path, ran, charts, capsys):
   out = tmp_path / 'out'
