@@ -61,7 +61,7 @@ class StagedLoop:
       raise UsageError(f'steps_per_call {steps_per_call}: at least 1 is needed')
     prime, _, steps = self._functions(dataset)
     # The traced function itself: to find it again for each step would cost a millisecond.
-    step = self.trace(dataset) if steps_per_call == 1 else None
+    step = self.trace(dataset) if steps_per_call == 1 else steps
     iterator = iter(dataset)
     staged, more = prime(iterator)
     if not more:
