@@ -117,7 +117,8 @@ def measure(
       process.kill()
       process.wait()
   if started['worker:0'].returncode:
-    raise Failed(f'{contender}: {(err.strip() or "no message").splitlines()[-1]}')
+    lines = [line for line in err.splitlines() if 'Error' in line] or ['no message']
+    raise Failed(f'{contender}: {lines[-1]}')
   return json.loads(out.splitlines()[-1])
 
 

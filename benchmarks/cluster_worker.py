@@ -159,7 +159,7 @@ def sync_replicas(cluster: Cluster, settings: dict[str, Any]) -> Callable[[], An
     places = v1.train.replica_device_setter(
       worker_device=own, ps_device='/job:ps/cpu:0', cluster=cluster.as_dict()
     )
-    with tf.device(places):
+    with v1.device(places):
       count = v1.train.get_or_create_global_step()
       variables = [
         v1.get_variable(f'v{i}', initializer=tf.fill(shape, 0.01), use_resource=True)
