@@ -115,7 +115,9 @@ def _check_bad_records(options) -> None:
   if value not in ('fail', 'skip') and not (kind == 'limit' and number.isdecimal()):
     raise UsageError(f'--bad_records={value}: give fail, skip or limit:N')
   if value != 'fail' and options.data_dir is None:
-    raise UsageError(f'--bad_records={value}: data that reads no files has none; give --data_dir')
+    raise UsageError(
+      f'--bad_records={value}: {options.data_name or "synthetic"} data has none; give --data_dir'
+    )
 
 
 def _check_pipeline(options) -> None:

@@ -152,14 +152,15 @@ def rule_options(options) -> dict[str, Any]:
 
 def step_options(options) -> dict[str, Any]:
   """What `hpm.TrainStep` takes of these."""
-  from hpm import losses
-
-  found = {
+  found: dict[str, Any] = {
     'clip_value': options.gradient_clip,
     'clip_norm': options.gradient_clip_norm,
     'weight_decay': 0.0 if options.optimizer == 'lars' else options.weight_decay,
-    'loss': losses.softmax_cross_entropy(options.label_smoothing),
   }
+  if options.label_smoothing:
+    from hpm import losses
+
+    found['loss'] = losses.softmax_cross_entropy(options.label_smoothing)
   if options.weight_decay_on == 'all':
     found['decayed'] = lambda name: True
   return found
