@@ -41,6 +41,10 @@ def test_own_loop_finds_the_line():
   assert 'params/offset [4.]' in out
 
 
+def test_own_training_learns_with_what_is_frozen():
+  assert re.search(r'step 40: loss 0\.0\d\d, right 100%', run('own_training.py'))
+
+
 @pytest.fixture(scope='module')
 def sample(tmp_path_factory):
   directory = tmp_path_factory.mktemp('data') / 'sample'
