@@ -83,16 +83,15 @@ def redraw(model: torch.nn.Module, images: torch.Tensor) -> None:
 
 
 def make_smooth() -> None:
-  """No kinks: softplus for ReLUs, averages for the maxima of pools, but for a stem's that pads."""
+  """No kinks: softplus for ReLUs, averages for the maxima of pools.
+
+  A stem's pool has zeros around it, which count, as where ours pads first.
+  """
   softplus = torch.nn.functional.softplus
-  max_pool = torch.nn.functional.max_pool2d
 
   def pool(x, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, **options):
-    if padding and stride != 1:
-      return max_pool(x, kernel_size, stride, padding, dilation, ceil_mode, **options)
-    return torch.nn.functional.avg_pool2d(
-      x, kernel_size, stride, padding, ceil_mode, count_include_pad=False
-    )
+    zeros_count = bool(padding) and stride != 1
+    return torch.nn.functional.avg_pool2d(x, kernel_size, stride, padding, ceil_mode, zeros_count)
 
   torch.nn.functional.max_pool2d = pool
   torch.nn.functional.relu = lambda x, inplace=False: softplus(x)
