@@ -13,7 +13,8 @@ Each row lives in a process of its own, pinned to one core and then to two, and 
 runs. A round measures every row once, the order turns, and medians over rounds are shown with the
 lowest and highest. Warm-up, and batches that were made while others ran, are left out. CPU
 milliseconds an image count all threads and child processes: they are what a loaded machine
-disturbs least. `load` says how many cores others kept busy.
+disturbs least. Keras alone decides how much it prefetches, in others' turns too, so its row
+flatters it. `load` says how many cores others kept busy.
 
 Groups of rows: training (8 to 100 % of the area, 224 pixels, flip), evaluation, and stages: a
 pipeline up to reading, parsing, decoding, resizing, batching and the copy to the first GPU (without
@@ -319,30 +320,37 @@ def table(rows: Sequence[dict[str, Any]], num_cores: int) -> Any:
 
 
 def plot(rows: Sequence[dict[str, Any]], path: str) -> None:
-  """Bars of images per second with their spread, a panel a number of cores."""
+  """Images per second with their spread, a panel a number of cores."""
+  from matplotlib import ticker
   from matplotlib.figure import Figure
 
-  counts = sorted({row['cores'] for row in rows})
-  shown = {
-    count: [
-      row for row in rows if row['cores'] == count and 'cpu_ms' in row and ':' not in row['name']
-    ]
-    for count in counts
-  }
+  measured = [row for row in rows if 'cpu_ms' in row and ':' not in row['name']]
+  counts = sorted({row['cores'] for row in measured})
+  shown = {count: [row for row in measured if row['cores'] == count][::-1] for count in counts}
   height = 1.2 + 0.28 * max(map(len, shown.values()))
   figure = Figure(figsize=(6 * len(counts), height), layout='constrained')
-  for axes, count in zip(figure.subplots(1, len(counts), squeeze=False)[0], counts, strict=True):
-    names = [row['name'] for row in shown[count]][::-1]
-    speeds = [row['images_per_s'] for row in shown[count]][::-1]
+  panels = figure.subplots(1, len(counts), squeeze=False, sharex=True)[0]
+  for axes, count in zip(panels, counts, strict=True):
+    names = [row['name'] for row in shown[count]]
+    speeds = [row['images_per_s'] for row in shown[count]]
     spread = [
       [middle - low for middle, low, _ in speeds],
       [high - middle for middle, _, high in speeds],
     ]
-    axes.barh(names, [middle for middle, *_ in speeds], xerr=spread, color='tab:blue')
+    # Points: the length of a bar says nothing on a logarithmic axis.
+    axes.errorbar([middle for middle, *_ in speeds], names, xerr=spread, fmt='o', capsize=3)
+    for name, (middle, _, high) in zip(names, speeds, strict=True):
+      axes.annotate(
+        f'{middle:.0f}', (high, name), (6, 0), textcoords='offset points', va='center', fontsize=8
+      )
     axes.set_xscale('log')
-    axes.set_xlabel('images per second')
+    axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter('{x:.0f}')
+    axes.xaxis.set_minor_formatter('')
+    axes.margins(x=0.12)
+    axes.set_xlabel('images per second: median, lowest, highest')
     axes.set_title(f'{count} core{"s" if count > 1 else ""}')
-    axes.grid(axis='x', which='both', alpha=0.3)
+    axes.grid(axis='x', alpha=0.3)
   figure.savefig(path, dpi=120)
 
 
