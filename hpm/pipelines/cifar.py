@@ -92,6 +92,10 @@ class _CifarSource(sources.Stream):
       raise DataError(f'{self._paths[file]}: the file ends inside record {record}: {self.remedy}')
     return sources.Contents(item[self.label_bytes :], item[self.label_bytes - 1])
 
+  def sides(self, encoded: bytes) -> tuple[int, int]:
+    del encoded
+    return _SIDE, _SIDE
+
   def decode(self, encoded: tf.Tensor) -> tf.Tensor:
     planes = tf.reshape(tf.io.decode_raw(encoded, tf.uint8), [3, _SIDE, _SIDE])
     return tf.transpose(planes, [1, 2, 0])

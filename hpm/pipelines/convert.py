@@ -412,7 +412,7 @@ def _converted(out: str, manifest: Mapping[str, Any], already_there: bool) -> Co
 
 
 def detect(directory: str) -> str:
-  """The name of the source that a directory looks like: imagenet, folder, cifar10 or cifar100.
+  """The name of the source that a directory looks like: imagenet, raw, folder, cifar10, cifar100.
 
   Raises:
     DataError: none of them.
@@ -423,6 +423,8 @@ def detect(directory: str) -> str:
     raise DataError(f'{directory} cannot be read: {error.strerror}') from None
   if any(records.is_shard(name) for name in names):
     return 'imagenet'
+  if any(name.endswith('.raw') for name in names):
+    return 'raw'
   if 'dataset_info.json' in names:
     raise DataError(f'{directory} is a prepared TFDS data set: say --source=tfds:NAME')
   if 'data_batch_1.bin' in names or 'cifar-10-batches-bin' in names:
@@ -432,8 +434,8 @@ def detect(directory: str) -> str:
   if any(os.path.isdir(os.path.join(directory, name)) for name in names):
     return 'folder'
   raise DataError(
-    f'{directory} holds no TFRecords (train-*-of-*), no directories of classes and no CIFAR files: '
-    'give the directory of a data set, or say what it is with --source'
+    f'{directory} holds no TFRecords (train-*-of-*), no raw files, no directories of classes and '
+    'no CIFAR files: give the directory of a data set, or say what it is with --source'
   )
 
 

@@ -141,7 +141,10 @@ def _read(
     findings: list[Finding] = []
     for file, record, contents in _contents(source, part, findings):
       digest = _digest(contents.encoded)
-      kind, side = _kind(contents.encoded) if source.stores_files else ('raw', (32, 32))
+      if source.stores_files:
+        kind, side = _kind(contents.encoded)
+      else:
+        kind, side = 'raw', source.sides(contents.encoded)
       what = _wrong(source, file, record, contents, demands, side, decode)
       with lock:
         split.files[source.files[file]] = split.files.get(source.files[file], 0) + 1

@@ -106,6 +106,10 @@ class RawSource(sources.RandomAccess):
     label, key = int(opened.table['label'][record]), opened.keys[record]
     return sources.Contents(self._encoded(file, record), label, key)
 
+  def sides(self, encoded: bytes) -> tuple[int, int]:
+    height, width = _SIZES.unpack_from(encoded)
+    return width, height
+
   def decode(self, encoded: tf.Tensor) -> tf.Tensor:
     pixels = tf.io.decode_raw(tf.strings.substr(encoded, _SIZES.size, -1), tf.uint8)
     return tf.reshape(pixels, tf.concat([_sides(encoded), [3]], 0))

@@ -160,6 +160,10 @@ class Source(abc.ABC):
     """The image as the bytes of a file, without loss, where `stores_files` is False."""
     return bytes(faults.eagerly(lambda: tf.io.encode_png(self.decode(encoded)).numpy()))
 
+  def sides(self, encoded: bytes) -> tuple[int, int]:
+    """Width and height of what is stored, pixels, where `stores_files` is False."""
+    raise NotImplementedError
+
   def empty_files(self) -> list[int]:
     """Indices of files that hold nothing at all, though they should."""
     return []

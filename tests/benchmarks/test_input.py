@@ -106,7 +106,9 @@ def test_missing_data_is_named(capsys, tmp_path):
 
 def test_rows_are_chosen_by_name_and_group():
   assert measured._names(None) == list(measured.ROWS)
-  assert measured._names('evaluation; recipe') == ['recipe', 'eval tfdata', 'eval indexed']
+  chosen = measured._names('evaluation; recipe')
+  assert chosen[:2] == ['recipe', 'eval tfdata'] and 'eval indexed, native' in chosen
+  assert all(name.startswith('eval ') for name in chosen[1:])
   stages = measured._names('stages')
   assert len(stages) == 2 * len(input_worker.STAGES) and all(':' in name for name in stages)
 

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from hpm import errors, pipelines, placement
-from hpm.pipelines import augment, convert, device_crop, raw, raw_file, to_raw
+from hpm.pipelines import augment, convert, device_crop, doctor, raw, raw_file, to_raw
 from tests.pipelines import data
 
 SHORT = 64  # of the images in these tests
@@ -274,3 +274,17 @@ def test_wrong_use_is_refused(raw_dir, sample_dir):
     pipelines.create('imagenet', data_dir=sample_dir, batch_size=2, pipeline='raw', num_classes=7)
   with pytest.raises(errors.UsageError, match='has no boxes'):
     make(raw_dir, use_bbox=True)
+
+
+def test_commands_know_a_raw_directory_by_its_files(raw_dir):
+  assert convert.detect(raw_dir) == 'raw'
+
+
+def test_the_doctor_tells_the_sizes_that_are_stored(raw_dir):
+  report = doctor.examine('raw', options={'data_dir': raw_dir})
+  sides = report.splits['train'].sides
+  assert len(sides) == 64 and {min(side) for side in sides} == {SHORT}
+  wide = [
+    max(file.image(i).shape) for file in raw.RawSource(raw_dir).opened for i in range(len(file))
+  ]
+  assert sorted(max(side) for side in sides) == sorted(wide)
