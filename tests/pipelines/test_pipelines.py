@@ -59,7 +59,7 @@ def test_the_command_line_lists_its_commands(capsys):
 @pytest.mark.parametrize(
   ('arguments', 'code', 'message'),
   [
-    (['smple'], 2, "unknown command 'smple': did you mean sample? valid: compile, "),
+    (['smple'], 2, "unknown command 'smple': did you mean sample or compile? valid: compile, "),
     (['sample', '--out', '{tmp}', '--num_images=3'], 2, 'num_images=3 must be at least 35'),
     (['sample', '--out', '{tmp}/file/sample'], 2, 'file, which is a file'),
     (['sample', '--out', '{tmp}/file'], 2, 'is a file: give a directory'),
