@@ -1,4 +1,4 @@
-"""Training code of one's own: loss, metric, data, frozen layers and a Keras learning rate.
+"""Training code of one's own: loss, metric, data, frozen layers and a Keras optimizer.
 
 python examples/own_training.py
 """
@@ -28,7 +28,8 @@ def main() -> None:
   data = tf.data.Dataset.from_tensor_slices((images, labels)).batch(32)
   model = hpm.models.Model(network, name='own', image_shape=(6, 6, 3), num_classes=2)
   manager = hpm.variable_mgr.create('replicated', devices)
-  optimizer = hpm.optimizers.create('sgd', keras.optimizers.schedules.CosineDecay(0.05, 40))
+  rate = keras.optimizers.schedules.CosineDecay(0.05, 40)
+  optimizer = hpm.optimizers.from_keras(keras.optimizers.SGD(rate, momentum=0.5))
   step = hpm.TrainStep(model, manager, optimizer, loss=hinge, count_hits=True)
   for metrics in step.run(data.repeat(10)):
     share = metrics.top_1 / metrics.num_samples

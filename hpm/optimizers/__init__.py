@@ -7,9 +7,10 @@ from hpm import registry
 
 if TYPE_CHECKING:
   from hpm.optimizers.averages import Averaged
+  from hpm.optimizers.keras_adapter import from_keras
   from hpm.optimizers.rules import Optimizer, Schedule
 
-__all__ = ['OPTIMIZERS', 'Averaged', 'Optimizer', 'Schedule', 'create']
+__all__ = ['OPTIMIZERS', 'Averaged', 'Optimizer', 'Schedule', 'create', 'from_keras']
 
 OPTIMIZERS = {
   'sgd': 'hpm.optimizers.rules:SGD',
@@ -26,6 +27,7 @@ __getattr__ = registry.lazy(
     'Averaged': 'hpm.optimizers.averages:Averaged',
     'Optimizer': 'hpm.optimizers.rules:Optimizer',
     'Schedule': 'hpm.optimizers.rules:Schedule',
+    'from_keras': 'hpm.optimizers.keras_adapter:from_keras',
   },
 )
 

@@ -75,6 +75,14 @@ class ParameterServerTasks(VariableManager):
     self._cached: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
     self._rendezvous = Rendezvous('step', ps_devices[0], worker, num_workers)
 
+  def create(self, params, state, optimizer=None):
+    if not self.synchronous and not getattr(optimizer, 'atomic', True):
+      raise UsageError(
+        f"{optimizer}: its updates read and write in several ops, and would lose other workers' "
+        'without cross_replica_sync: use a rule of hpm.optimizers.create'
+      )
+    super().create(params, state, optimizer)
+
   def update(self, towers, transform, optimizer, step):
     barriers = self._barriers()
     given = self._given(towers, barriers)
