@@ -68,8 +68,9 @@ def usd_to_epochs(epochs: float, images_per_second: float, usd_per_hour: float) 
 def of_run(record: Mapping[str, Any], usd_per_hour: float) -> dict[str, float]:
   """The costs of a result, in dollars; see `results.FIELDS`."""
   found = {'usd_per_hour': usd_per_hour}
-  if 'images_per_second' in record:
-    found['images_per_usd'] = images_per_usd(record['images_per_second'], usd_per_hour)
+  rate = 'images_per_second_total' if record.get('num_workers', 1) > 1 else 'images_per_second'
+  if rate in record:
+    found['images_per_usd'] = images_per_usd(record[rate], usd_per_hour)
   if 'to_accuracy' in record:
     found['usd_to_accuracy'] = record['to_accuracy']['seconds'] / 3600 * usd_per_hour
   return found

@@ -53,11 +53,11 @@ class Curve:
       if self._begun is None:
         self._begun = now - step.seconds
       self._step += 1
-      self._images += step.images
+      self._images += _images(step)
       self._training += step.seconds
       self._add(step, self._before + now - self._begun)
       if self._step % self._every == 0:
-        rate = step.images / step.seconds if step.seconds else 0.0
+        rate = _images(step) / step.seconds if step.seconds else 0.0
         self._scalars({'loss': step.loss, 'images_per_second': rate})
       yield step
 
@@ -101,7 +101,7 @@ class Curve:
       self._points.append(point)
       self._open = 1
     point[:3] = [self._step, self._images, seconds]
-    for i, value in enumerate((step.loss, 1.0, step.seconds, step.images), 3):
+    for i, value in enumerate((step.loss, 1.0, step.seconds, _images(step)), 3):
       point[i] += value
     if len(self._points) == _MOST and self._open == self._merged:
       pairs = zip(self._points[::2], self._points[1::2], strict=True)
@@ -123,6 +123,11 @@ class Curve:
     with self._writer.as_default(step=self._step), tf.device('/CPU:0'):
       for name, value in values.items():
         tf.summary.write(name, tf.constant(value, tf.float32), metadata=metadata)
+
+
+def _images(step: Step) -> int:
+  """Of a step, those of all workers that make it together."""
+  return int(getattr(step.metrics, 'num_samples', step.images))
 
 
 def require_charts() -> None:

@@ -80,10 +80,13 @@ class Evaluating:
       before, now = self._done, self._progress()
       self._done = now
       if self._due((before[0], now[0]), (before[1], now[1])) and self._reached(now):
-        return
+        if not hasattr(self._step, 'reached'):
+          return
+        self._step.reached = True  # other workers are in the next step already: all end after it
 
   def finish(self) -> None:
     """An evaluation at the end, unless that has just been made."""
+    self._done = self._progress()
     if self._evaluated != self._done[0]:
       self._reached(self._done)
 
@@ -108,7 +111,9 @@ class Evaluating:
       self._keep(point)
     if self._stop_at is None or found['top_1'] < self._stop_at:
       return False
-    self._record.setdefault('to_accuracy', {'asked': self._stop_at, **point})
+    if 'to_accuracy' in self._record:
+      return True
+    self._record['to_accuracy'] = {'asked': self._stop_at, **point}
     say(
       f'Reached {found["top_1"]:.4f} of --stop_at_top_1_accuracy={self._stop_at:g} in '
       f'{point["seconds"]:.1f} s and {images} images'

@@ -40,7 +40,7 @@ def lines(
     ('Mode', flags.mode.title(options)),
     ('Batch size', f'{options.batch_size * len(devices) * together} global'),
     ('', f'{options.batch_size} per device'),
-    *_steps(options, len(devices), epoch_size),
+    *_steps(options, len(devices) * (there.num_workers if there else 1), epoch_size),
     ('Devices', f'{list(devices)}'),
     *([('Cluster', _cluster(there))] if there else []),
     ('Processor', f'{versions["cpu"]}, {versions["cores"]} cores'),

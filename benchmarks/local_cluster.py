@@ -1,7 +1,8 @@
 """All processes of a cluster on this machine: started, heard, told to stop, and never left behind.
 
 Each is the same command with --job_name, --task_index, --worker_hosts and --ps_hosts in place of
---local_cluster, on loopback ports that are free. Their lines come out with the task in front.
+--local_cluster, on loopback ports that are free; or with its own --job_name and --task_index in
+place of --job_name=host. Their lines come out with the task in front.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,29 +54,32 @@ def commands(
 ) -> dict[str, tuple[list[str], dict[str, str]]]:
   """Task -> its arguments and its environment; a GPU belongs to one worker alone."""
   local = flags.cluster.local_tasks(options)
+  common, kind = [*arguments], options.device
   if local is None:
-    return {}
-  ports = listening.free_ports(local.num_workers + local.num_ps + 1)
-  hosts = [f'127.0.0.1:{port}' for port in ports]
-  servers = ','.join(hosts[local.num_workers : -1])
-  common = [
-    *arguments,
-    '--local_cluster=',
-    f'--worker_hosts={",".join(hosts[: local.num_workers])}',
-    *([f'--ps_hosts={servers}'] if servers else []),
-    f'--heartbeat_port={ports[-1]}',
-    *([] if options.device else ['--device=cpu']),
-  ]
+    tasks = flags.cluster.of_host(options)
+  else:
+    kind = kind or 'cpu'
+    ports = listening.free_ports(local.num_workers + local.num_ps + 1)
+    hosts = [f'127.0.0.1:{port}' for port in ports]
+    servers = ','.join(hosts[local.num_workers : -1])
+    common += [
+      *('--local_cluster=', f'--device={kind}', f'--heartbeat_port={ports[-1]}'),
+      f'--worker_hosts={",".join(hosts[: local.num_workers])}',
+      *([f'--ps_hosts={servers}'] if servers else []),
+    ]
+    tasks = [f'worker:{i}' for i in range(local.num_workers)]
+    tasks += [f'ps:{i}' for i in range(local.num_ps)]
   visible = environment.get('CUDA_VISIBLE_DEVICES')
   gpus = [str(i) for i in range(1024)] if visible is None else visible.split(',')
   found: dict[str, tuple[list[str], dict[str, str]]] = {}
-  for job, count in (('worker', local.num_workers), ('ps', local.num_ps)):
-    for index in range(count):
-      own = dict(environment)
-      if options.device == 'gpu':
-        each = options.num_gpus if job == 'worker' else 0
-        own['CUDA_VISIBLE_DEVICES'] = ','.join(gpus[index * each : (index + 1) * each])
-      found[f'{job}:{index}'] = ([*common, f'--job_name={job}', f'--task_index={index}'], own)
+  for number, task in enumerate(tasks):  # workers come first
+    job, _, index = task.partition(':')
+    own, each = dict(environment), options.num_gpus
+    if job == 'ps' and kind != 'cpu':
+      own['CUDA_VISIBLE_DEVICES'] = ''
+    elif kind != 'cpu' and each is not None:
+      own['CUDA_VISIBLE_DEVICES'] = ','.join(gpus[number * each : (number + 1) * each])
+    found[task] = ([*common, f'--job_name={job}', f'--task_index={index}'], own)
   return found
 
 

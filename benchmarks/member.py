@@ -50,9 +50,18 @@ class Alone:
     """What runs the step."""
     return step
 
+  def eval_step(self, step: Any, **options: Any) -> hpm.EvalStep:
+    """What evaluates the current variables of a step; options of `hpm.EvalStep`."""
+    return hpm.EvalStep(step.model, step.manager, **options)
+
   def stages(self, steps: Iterator[Step]) -> Iterator[Step]:
     """The steps, each known to others while it runs."""
     return steps
+
+  def stage(self, name: str, detail: object = '') -> contextlib.AbstractContextManager[None]:
+    """While it lasts, others know that this process is doing this; see `Stages.stage`."""
+    del name, detail
+    return contextlib.nullcontext()
 
   def total(self, images: int, seconds: float) -> tuple[float, str]:
     """Of this process's timed images and seconds: images a second of all workers, and its line."""
@@ -96,7 +105,7 @@ class Worker(Alone):
     return devices
 
   def pipeline_options(self, options):
-    if options.data_dir is None:
+    if flags.data.synthetic(options):
       return {'seed': options.tf_random_seed + self.number}
     if options.data_service is not None:
       return {'service_job': self._watch.run_id}  # a name that the service has not seen
@@ -108,6 +117,9 @@ class Worker(Alone):
   def training(self, step):
     return self._runtime.training(step)
 
+  def eval_step(self, step, **options):
+    return step.eval_step(**options)
+
   def stages(self, steps):
     number = 1
     while True:
@@ -118,6 +130,9 @@ class Worker(Alone):
         return
       yield step
       number += 1
+
+  def stage(self, name, detail=''):
+    return self._stages.stage(name, detail)
 
   def total(self, images, seconds):
     """The chief's is that of all workers, and comes when they are done; others give their own."""

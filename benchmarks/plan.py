@@ -2,10 +2,13 @@
 
   python -m benchmarks.plan --model=vgg16 --num_gpus=8 --batch_size=64
   python benchmarks/run.py --dry_run --num_gpus=4 --variable_update=parameter_server
+  python -m benchmarks.plan --local_cluster=workers:8,ps:6 --num_gpus=8 --batch_size=64 \
+    --variable_update=distributed_replicated
 
 Takes the driver's flags. Read from the step's graph (`hpm.plan`): memory of each device, bytes
 between devices, how long backprop runs before the first gradients are there, and the largest batch
-per device for 12, 16 and 80 GB.
+per device for 12, 16 and 80 GB. Of several processes it is the chief's graph, in which parameter
+servers have their variables and updates.
 """
 
 from __future__ import annotations  # hpm.TrainStep in a signature would import TensorFlow
@@ -20,6 +23,7 @@ import rich.table
 __all__ = ['MEMORIES_GB', 'main', 'show']
 
 MEMORIES_GB = (12, 16, 80)  # K80 (each of its GPUs), P100 and V100, A100 and H100
+_CHIEF = '/job:worker/task:0'
 _SHARES = (0.05, 0.15, 0.5)
 _MANY = 32  # rows of a table
 
@@ -48,9 +52,13 @@ def show(options: Any) -> None:
   import hpm
   from hpm import planning
 
-  with tf.Graph().as_default():
+  there = flags.cluster.tasks(options)
+  with tf.Graph().as_default(), tf.device(_CHIEF if there else None):
     manager = hpm.variable_mgr.create(
-      options.variable_update, devices, **flags.variables.manager_options(options)
+      options.variable_update,
+      devices,
+      **flags.variables.manager_options(options),
+      **(_of_chief(options, *there) if there else {}),
     )
     model = run.create_model(options)
     step = run.create_train_step(options, model, manager, flags.data.SYNTHETIC_EPOCH)
@@ -59,13 +67,14 @@ def show(options: Any) -> None:
   console.print(
     f'{options.model}, {options.batch_size} images on each of {count} {kind} '
     f'device{"s" if count > 1 else ""}, {options.variable_update}'
+    + (f' over {there.num_workers} workers and {there.num_ps} parameter servers' if there else '')
   )
   for label, text in flags.preset.facts(options):
     console.print(f'{label}: {text}', soft_wrap=True)
-  for line in flags.preset.left_out(options):
-    console.print(line, soft_wrap=True)
   console.print(_memory(plan))
   console.print(_transfers(plan))
+  if there:
+    console.print(_between_processes(plan, there.num_workers), soft_wrap=True)
   for line in _overlap(plan):
     console.print(line)
   for memory, batch in zip(MEMORIES_GB, batches, strict=True):
@@ -74,6 +83,40 @@ def show(options: Any) -> None:
     "Memory is that of tensors; workspace of kernels, the allocator's losses and the CUDA context "
     'come on top.'
   )
+
+
+def _of_chief(options: Any, num_workers: int, num_ps: int) -> dict[str, Any]:
+  """What the chief's manager takes beside the flags' options."""
+  from hpm.cluster import server
+
+  found: dict[str, Any] = {'worker': 0, 'num_workers': num_workers}
+  if num_ps:
+    found['ps_devices'] = [server.ps_device(i) for i in range(num_ps)]
+  if options.variable_update == 'parameter_server':
+    found['cross_replica_sync'] = options.cross_replica_sync
+  return found
+
+
+def _between_processes(plan: Any, num_workers: int) -> str:
+  """What crosses between processes, of the chief and in all."""
+  sizes = [transfer.bytes for transfer in plan.transfers if transfer.link == 'network']
+  if not sizes:
+    return 'Between processes nothing crosses: one worker sums alone'
+  if None in sizes:
+    return 'Between processes: not known, as shapes are not static'
+  own, collective = sum(sizes), any(t.destination == 'all workers' for t in plan.transfers)
+  each = 'from each worker to the next' if collective else 'from and to each worker'
+  return (
+    f'Between processes, a step: {own / 2**20:.1f} MiB {each}, '
+    f'{own * num_workers / 2**20:.1f} MiB in all'
+  )
+
+
+def _name(device: str) -> str:
+  """'GPU:0', 'ps:1 CPU:0'."""
+  task, _, name = device.rpartition('/device:')
+  task = task.removeprefix('/job:').replace('/task:', ':').replace('/replica:0', '')
+  return name if task in ('', 'worker:0') else f'{task} {name}'
 
 
 def _memory(plan: Any) -> rich.table.Table:
@@ -86,7 +129,7 @@ def _memory(plan: Any) -> rich.table.Table:
   for device in plan.devices:
     sizes = (*(getattr(device, column) for column in columns[1:]), device.total_bytes)
     key = sizes if len(plan.devices) > _MANY else device.device
-    rows.setdefault((key, sizes), []).append(device.device.removeprefix('/device:'))
+    rows.setdefault((key, sizes), []).append(_name(device.device))
   for (_, sizes), names in rows.items():
     name = names[0] if len(names) == 1 else f'{len(names)}: {names[0]} ... {names[-1]}'
     table.add_row(name, *(f'{n / 2**20:.1f}' for n in sizes))
@@ -97,7 +140,9 @@ def _transfers(plan: Any) -> rich.table.Table:
   """A row a pair of devices; where there are many, one for all pairs of the same kinds."""
   rows: dict[tuple[str, str, str], list[Any]] = {}
   for transfer in plan.transfers:
-    ends = [end.replace('/device:', '') for end in (transfer.source, transfer.destination)]
+    ends = [
+      ', '.join(map(_name, end.split(', '))) for end in (transfer.source, transfer.destination)
+    ]
     if len(plan.transfers) > _MANY and transfer.link != 'collective':
       ends = [end.partition(':')[0] for end in ends]
     rows.setdefault((transfer.link, *ends), []).append(transfer)

@@ -87,7 +87,7 @@ def main(arguments: Sequence[str]) -> int:
       process.set_environment(flags.runtime.environment(options, dict(os.environ)))
       plan.show(options)
       return 0
-    if options.local_cluster:
+    if options.local_cluster or flags.cluster.starts_host(options):
       return local_cluster.run(arguments, options)
     record = begin(arguments, options)
     with recorded(options, record), process.terminations() as stop:
@@ -159,7 +159,7 @@ def benchmark_as(
       **part.manager_options,
     )
   note_parts(record, model, devices, options, part)
-  epoch_size = epoch_size_of(options, pipeline, part.num_workers)
+  epoch_size = epoch_size_of(options, pipeline)
   for line in header.lines(options, devices, epoch_size, record['machine']):
     say(line)
   if options.data_service is not None and options.train_dir is not None:
@@ -221,14 +221,11 @@ def measure(
       step = create_train_step(options, model, manager, epoch_size)
     step = part.training(step)
     done, position = saving.resume(directory, step, pipeline, record, part.number)
-    if not options.cross_replica_sync:  # the steps of all workers are counted
-      done = position // (options.batch_size * len(manager.devices))
-  work = flags.steps.plan(options, epoch_size, done, position)
-  if not work.num_steps:
-    raise Finished(flags.steps.finished(options, done, position))
+  images = step.progress()[1] if done else 0
+  work = plan_work(part, options, pipeline, epoch_size, done, position, images)
 
   # Whole passes end with the data: the shares of workers may differ by some samples.
-  by_data = part.num_workers > 1 and options.num_epochs is not None
+  by_data = part.num_workers > 1 and flags.data.whole_passes(options)
   steps = loop.watched(
     step,
     pipeline,
@@ -238,8 +235,8 @@ def measure(
     private_threads=options.datasets_num_private_threads,
   )
   before = saving.seconds(record.get('resumed_from'))
-  every = options.display_every
-  curve = curves.Curve(done, position, before, options.tensorboard_dir, every)
+  every, board = options.display_every, options.tensorboard_dir if part.is_chief else None
+  curve = curves.Curve(done, images, before, board, every)
   saved = saving.Saving(
     step,
     pipeline,
@@ -250,9 +247,10 @@ def measure(
     keep=options.max_ckpts_to_keep or 0,
     facts=curve.time,
     record=record,
+    stage=part.stage,
   )
   steps = saved.over(curve.over(part.stages(steps)))
-  evaluating = create_evaluating(options, step, epoch_size, curve, record)
+  evaluating = create_evaluating(part, options, step, epoch_size, curve, record)
   if evaluating is not None:
     steps = evaluating.over(steps)
   steps = profiled(options, steps, work.num_warmup, record)
@@ -267,11 +265,39 @@ def measure(
   saved.finish()
   if evaluating is not None:
     evaluating.finish()
-  if not options.forward_only:
+  if part.is_chief and not options.forward_only:
     note_course(options, epoch_size, curve, record)
   if options.graph_file is not None:
     profiling.write_graph(options.graph_file, step, pipeline)
     record.setdefault('files', {})['graph_file'] = options.graph_file
+
+
+def plan_work(
+  part: member.Alone,
+  options: flags.Options,
+  pipeline: hpm.pipelines.Pipeline,
+  epoch_size: int | None,
+  done: int,
+  position: int,
+  images: int,
+) -> flags.steps.Plan:
+  """The steps that are left, the same number for all workers that make them together.
+
+  Args:
+    part, options, pipeline, epoch_size: as for `measure`.
+    done, images: of the training so far, of all workers.
+    position: images that this one has taken.
+  """
+  if flags.cluster.num_apart(options) > 1:  # each for itself, with its share
+    done, images = position // (options.batch_size * options.num_gpus), position
+    if flags.data.synthetic(options):
+      epoch_size = math.ceil(epoch_size / part.num_workers)
+    elif options.num_epochs is not None:
+      epoch_size = pipeline.epoch_size
+  work = flags.steps.plan(options, epoch_size, done, images)
+  if not work.num_steps:
+    raise Finished(flags.steps.finished(options, done, images))
+  return work
 
 
 def create_pipeline(
@@ -295,21 +321,27 @@ def create_pipeline(
 
 
 def create_evaluating(
+  part: member.Alone,
   options: flags.Options,
   step: hpm.TrainStep | hpm.EvalStep,
   epoch_size: int | None,
   curve: curves.Curve,
   record: dict[str, Any],
 ) -> evaluation.Evaluating | None:
-  """What evaluates the training on its way; None if nothing does."""
-  if options.forward_only or not flags.evaluation.asked(options):
+  """What evaluates the training on its way, in the chief of several workers; None without it."""
+  if options.forward_only or not part.is_chief or not flags.evaluation.asked(options):
     return None
   averaged = options.weight_average_decay is not None
-  evaluated = hpm.EvalStep(step.model, step.manager, xla=options.xla, averaged=averaged)
+  evaluated = part.eval_step(step, xla=options.xla, averaged=averaged)
   images = create_pipeline(options, step.model, validation=True)
+
+  def evaluate() -> dict[str, Any]:
+    with part.stage('evaluation'):
+      return evaluation.accuracy(evaluated, images, options.num_eval_batches)
+
   return evaluation.Evaluating(
     step,
-    functools.partial(evaluation.accuracy, evaluated, images, options.num_eval_batches),
+    evaluate,
     functools.partial(flags.evaluation.due, options, epoch_size),
     curve,
     stop_at=options.stop_at_top_1_accuracy,
@@ -352,22 +384,15 @@ def create_train_step(
   )
 
 
-def epoch_size_of(
-  options: flags.Options, pipeline: hpm.pipelines.Pipeline, num_workers: int
-) -> int | None:
-  """Images a pass over the data; None where nothing asks: of large data, counting takes a while.
-
-  Of several workers it is the largest share, the same number for all.
-  """
+def epoch_size_of(options: flags.Options, pipeline: hpm.pipelines.Pipeline) -> int | None:
+  """Images a pass over the data of all workers; None where nothing asks: counting takes a while."""
   if flags.data.synthetic(options):
-    return math.ceil(flags.data.SYNTHETIC_EPOCH / num_workers)
+    return flags.data.SYNTHETIC_EPOCH
   training = not options.eval and not options.forward_only
   needed = options.num_epochs is not None or (
     training and (flags.schedule.needs_epochs(options) or flags.evaluation.needs_epochs(options))
   )
-  if not needed or num_workers == 1:
-    return pipeline.epoch_size if needed else None
-  return math.ceil(sum(pipeline.source.counts) / num_workers)
+  return pipeline.epoch_size_of_all if needed else None
 
 
 def profiled(

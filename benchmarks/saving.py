@@ -2,7 +2,8 @@
 
 from __future__ import annotations  # hpm.TrainStep in a signature would import TensorFlow
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+import contextlib
 import time
 from typing import Any
 
@@ -29,6 +30,7 @@ class Saving:
     keep: the newest so many stay; 0 keeps all.
     facts: what to keep of the training beside its values.
     record: gets the path of the last one.
+    stage: tells others that a checkpoint is being written, while it lasts.
   """
 
   def __init__(
@@ -43,8 +45,9 @@ class Saving:
     keep: int = 0,
     facts: Callable[[], dict[str, float]] = dict,
     record: dict[str, Any],
+    stage: Callable[[str], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
   ):
-    self._step, self._pipeline, self._stop = step, pipeline, stop
+    self._step, self._pipeline, self._stop, self._stage = step, pipeline, stop, stage
     self._every_steps, self._every_s = every_steps, every_s
     self._agrees = hasattr(step, 'stopped')
     self._facts, self._record = facts, record
@@ -106,12 +109,14 @@ class Saving:
     self._written()
     consumed = getattr(self._step, 'consumed', None)  # by each worker; the first one saves
     position = consumed[0] if consumed else self._step.progress()[1]
-    self._path = self._writer.save(self._step, self._pipeline.state(position), self._facts())
+    with self._stage('checkpoint'):
+      self._path = self._writer.save(self._step, self._pipeline.state(position), self._facts())
     self._saved_at, self._saved_step = time.monotonic(), self._done()
 
   def _written(self) -> str | None:
     """Waits for what is being written; the last checkpoint, which stands then."""
-    self._writer.wait()
+    with self._stage('checkpoint'):
+      self._writer.wait()
     if self._path is not None:
       self._record['checkpoint'] = self._path
     return self._path
@@ -142,9 +147,7 @@ def resume(
     facts = hpm.checkpoint.facts(path)
   if hasattr(step, 'begin'):
     if found:
-      equal = [step.progress()[1] // len(step.consumed)] * len(step.consumed)
-      known = facts.get('consumed', [])
-      step.consumed = known if len(known) == len(equal) else equal
+      step.consumed = _shares(step.progress()[1], len(step.consumed), facts.get('consumed', []))
     step.begin()
     done, position = step.progress()[0], step.consumed[worker]
   elif found:
@@ -158,6 +161,22 @@ def resume(
     raise UsageError(f'{path} does not fit the data of this run: {error}') from None
   say(f'Going on after step {done}, {position} images')
   return done, position
+
+
+def _shares(samples: int, num_workers: int, known: Sequence[int]) -> list[int]:
+  """What each worker has taken of the samples.
+
+  Args:
+    samples: behind the checkpoint.
+    num_workers: that go on from it.
+    known: what the checkpoint says of it. Where the workers were asynchronous that is right for the
+      chief alone, and the others have shared the rest.
+  """
+  if len(known) != num_workers:
+    return [samples // num_workers] * num_workers
+  if sum(known) == samples:
+    return list(known)
+  return [known[0]] + [(samples - known[0]) // max(1, num_workers - 1)] * (num_workers - 1)
 
 
 def averaged(directory: str) -> bool:

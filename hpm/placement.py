@@ -156,12 +156,14 @@ class Collective(NamedTuple):
     name, device: of the op.
     instance: key that the parts of one collective share.
     bytes: size of the tensor; None where its shape isn't static.
+    size: how many parts there are, those of other processes included; None where it isn't said.
   """
 
   name: str
   device: str
   instance: Any
   bytes: int | None
+  size: int | None = None
 
 
 class Kernel(NamedTuple):
@@ -273,16 +275,17 @@ def collectives(graph: tf.Graph, fetches: Fetches = None) -> list[Collective]:
   """Every device's part in every collective reduction."""
   found = []
   for op in ops_of(graph, fetches):
+    size = None
     if op.type in ('CollectiveReduceV2', 'CollectiveReduceV3'):
       names = [name for name, _ in _arguments(op.op_def.input_arg, op.node_def.attr)]
-      instance = tf.get_static_value(op.inputs[names.index('instance_key')])
-      instance = None if instance is None else int(instance)
+      instance = _number(op, names, 'instance_key')
+      size = _number(op, names, 'group_size')
     elif op.type in ('CollectiveReduce', 'NcclAllReduce'):
       attr = 'instance_key' if op.type == 'CollectiveReduce' else 'shared_name'
       instance = op.get_attr(attr)
     else:
       continue
-    found.append(Collective(op.name, device_of(op), instance, _bytes(op.inputs[0])))
+    found.append(Collective(op.name, device_of(op), instance, _bytes(op.inputs[0]), size))
   return found
 
 
@@ -648,6 +651,12 @@ def _kind(device: str) -> str:
 def _classes(op: tf.Operation) -> list[bytes]:
   value = op.node_def.attr.get('_class')
   return list(value.list.s) if value else []
+
+
+def _number(op: tf.Operation, names: list[str], name: str) -> int | None:
+  """An integer input, if the graph says what it is."""
+  value = tf.get_static_value(op.inputs[names.index(name)]) if name in names else None
+  return None if value is None else int(value)
 
 
 def _is_handle(tensor: tf.Tensor) -> bool:

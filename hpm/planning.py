@@ -52,6 +52,8 @@ _VIEWS = {
 }
 # What gradients are summed and packed by.
 _COLLECTIVES = {'CollectiveReduceV2', 'NcclAllReduce'}
+# Where the gradients of several towers, or of several processes, meet.
+_MEETINGS = {*_COLLECTIVES, 'AccumulatorApplyGradient', 'ResourceAccumulatorApplyGradient'}
 _AGGREGATING = {'AddN', 'AddV2', 'ConcatV2', *_COLLECTIVES}
 # Elementwise ops that TensorFlow computes in an input's memory if nothing else needs that input.
 _IN_PLACE = {
@@ -114,8 +116,9 @@ class Transfer:
 
   Attributes:
     source, destination: device strings; of a collective both are its members: 'all' (of the
-      towers' devices), or '/device:GPU:0, /device:GPU:1'.
-    link: 'host-device', 'device-device', 'host' or 'collective'.
+      towers' devices), or '/device:GPU:0, /device:GPU:1'; of one between processes, the device here
+      and 'all workers'.
+    link: 'host-device', 'device-device', 'host' or 'collective'; between processes 'network'.
     tensors: number.
     bytes: None where a shape isn't static. Of a collective what each device sends in a ring of n,
       2 (n - 1) / n of the tensors (Patarasuk & Yuan 2009, theorem 1).
@@ -443,7 +446,8 @@ def _buckets(
 ) -> list[frozenset[int]]:
   """Which of a tower's gradients meet those of other towers together.
 
-  Followed from the calls to the ops where several towers' values meet, or that are collectives.
+  Followed from the calls to the ops where several towers' values meet, here or with those of other
+  processes.
   """
   numbers = {call: i for i, call in enumerate(calls)}
   origin: dict[int, frozenset[tuple[int, int]]] = {}  # tensor -> (tower, gradient)
@@ -457,7 +461,7 @@ def _buckets(
     if not held:
       continue
     union = held[0] if len(held) == 1 else frozenset().union(*held)
-    if op.type in _COLLECTIVES or len({tower for tower, _ in union}) > 1:
+    if op.type in _MEETINGS or len({tower for tower, _ in union}) > 1:
       found[frozenset(k for _, k in union)] = None
     else:
       origin.update((id(tensor), union) for tensor in op.outputs)
@@ -525,9 +529,14 @@ def _aggregation_bytes(
 def _transfers(copies: Iterable[placement.Copy]) -> list[Transfer]:
   pairs: dict[tuple[str, str, str], list[int | None]] = {}
   for copy in copies:
-    kinds = {copy.source.split(':')[1], copy.destination.split(':')[1]} == {'CPU'}
-    mixed = ('CPU' in copy.source) != ('CPU' in copy.destination)
-    link = 'host' if copy.on_host or kinds else 'host-device' if mixed else 'device-device'
+    ends = [tf.DeviceSpec.from_string(end) for end in (copy.source, copy.destination)]
+    on_cpu = [end.device_type == 'CPU' for end in ends]
+    if (ends[0].job, ends[0].task) != (ends[1].job, ends[1].task):
+      link = 'network'
+    elif copy.on_host or all(on_cpu):
+      link = 'host'
+    else:
+      link = 'host-device' if any(on_cpu) else 'device-device'
     pairs.setdefault((copy.source, copy.destination, link), []).append(copy.bytes)
   return [
     Transfer(source, destination, link, len(sizes), _sum(sizes))
@@ -542,24 +551,30 @@ def _collective_transfers(
   instances: dict[object, list[placement.Collective]] = {}
   for part in parts:
     instances.setdefault(part.instance, []).append(part)
-  groups: dict[tuple[str, ...], list[int | None]] = {}
+  groups: dict[tuple[tuple[str, ...], int], list[int | None]] = {}
   for members in instances.values():
     devices = tuple(sorted((part.device for part in members), key=_order))
-    groups.setdefault(devices, []).append(members[0].bytes)
-  return [_ring(devices, sizes, towers) for devices, sizes in groups.items()]
+    size = members[0].size or len(members)
+    groups.setdefault((devices, size), []).append(members[0].bytes)
+  return [_ring(devices, sizes, towers, size) for (devices, size), sizes in groups.items()]
 
 
 def _tower_transfers(
   parts: Sequence[placement.Collective], towers: Sequence[str]
 ) -> list[Transfer]:
   """What synchronised batch norm sums inside the towers, whose trace all devices share."""
-  return [_ring(tuple(towers), [part.bytes for part in parts], towers)] if parts else []
+  sizes = [part.bytes for part in parts]
+  return [_ring(tuple(towers), sizes, towers, len(towers))] if parts else []
 
 
-def _ring(devices: tuple[str, ...], sizes: list[int | None], towers: Sequence[str]) -> Transfer:
+def _ring(
+  devices: tuple[str, ...], sizes: list[int | None], towers: Sequence[str], num_members: int
+) -> Transfer:
+  total = _sum(sizes)
+  sent = None if total is None else total * 2 * (num_members - 1) // num_members
+  if num_members > len(devices):
+    return Transfer(', '.join(devices), 'all workers', 'network', len(sizes), sent)
   name = 'all' if set(devices) == set(towers) else ', '.join(devices)
-  size = _sum(sizes)
-  sent = None if size is None else size * 2 * (len(devices) - 1) // len(devices)
   return Transfer(name, name, 'collective', len(sizes), sent)
 
 
@@ -585,13 +600,15 @@ def _named(step: TrainStep) -> dict[str, tf.Variable]:
 
 
 def _canonical(device: str) -> str:
+  """As the graph has it: with the job and task of the scope around it, if there is one."""
+  with tf.device(device):
+    return placement.device_of(tf.no_op())
+
+
+def _order(device: str) -> tuple[str, int, str, int]:
+  """This process's devices, or the workers', behind those of parameter servers."""
   spec = tf.DeviceSpec.from_string(device)
-  return f'/device:{spec.device_type}:{spec.device_index}'
-
-
-def _order(device: str) -> tuple[str, int]:
-  _, kind, index = device.split(':')
-  return kind, int(index)
+  return spec.job or '', spec.task or 0, spec.device_type, spec.device_index
 
 
 def _sum(sizes: Sequence[int | None]) -> int | None:

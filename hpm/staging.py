@@ -19,7 +19,7 @@ from hpm.errors import DataError, UsageError
 __all__ = ['StagedLoop']
 
 Batch = tuple[tf.Tensor, ...]
-Body = Callable[[Sequence[Batch]], Any]
+Body = Callable[..., Any]
 
 
 class StagedLoop:
@@ -32,13 +32,16 @@ class StagedLoop:
     body: builds one step's graph from one batch a device; returns a nest of tensors.
     devices: device strings.
     result: the nest of `tf.TensorSpec` that the body returns.
+    agrees: whether others take part in the step, so that the end of the data here is not for this
+      process to decide: the body is then given as well whether there are further batches, and
+      returns beside its result whether to go on, bool scalars on the CPU.
 
   Attributes:
     failed: whether a step has failed, so that its updates may have been made in part.
   """
 
-  def __init__(self, body: Body, devices: Sequence[str], result: Any):
-    self._body = body
+  def __init__(self, body: Body, devices: Sequence[str], result: Any, agrees: bool = False):
+    self._body = body if agrees else lambda staged, more: (body(staged), more)
     self._result = result
     self._devices = tuple(devices)
     self._compiled: dict[Any, tuple[Any, Any, Any]] = {}
@@ -135,7 +138,8 @@ class StagedLoop:
       def step(iterator, staged):
         # The fetch stands beside the body, with no edge between them: the two overlap.
         following, more = self.fetch(iterator, spec, endless)
-        return self._body(staged), following, more
+        result, more = self._body(staged, more)
+        return result, following, more
 
       @tf.function(
         autograph=False,
@@ -160,7 +164,7 @@ class StagedLoop:
 
     def one(i, staged, more, arrays):
       following, more = self.fetch(iterator, spec, endless)
-      result = self._body(staged)
+      result, more = self._body(staged, more)
       with tf.device(CPU):
         written = [a.write(i, t) for a, t in zip(arrays, tf.nest.flatten(result), strict=True)]
         return i + 1, following, more, written

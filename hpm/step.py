@@ -25,7 +25,7 @@ from hpm.variable_mgr.base import TowerResult, VariableManager
 from hpm.variable_mgr.sums import of_scalars
 from hpm.variable_mgr.transform import Mean
 
-__all__ = ['EvalMetrics', 'EvalStep', 'Metrics', 'TrainStep', 'is_kernel']
+__all__ = ['METRICS', 'EvalMetrics', 'EvalStep', 'Metrics', 'TrainStep', 'is_kernel']
 
 Preprocess = Callable[[tf.Tensor, str, str], tf.Tensor]
 
@@ -62,7 +62,7 @@ class Metrics(NamedTuple):
   own_samples: tf.Tensor
 
 
-_METRICS = Metrics(
+METRICS = Metrics(
   step=tf.TensorSpec([], tf.int64),
   loss=tf.TensorSpec([], tf.float32),
   num_samples=tf.TensorSpec([], tf.int64),
@@ -197,7 +197,7 @@ class TrainStep:
         }
     self._tower = tf.function(self._build_tower, autograph=False, jit_compile=xla or None)
     self._call = Calls(self._tower)
-    self._loop = StagedLoop(self.build, manager.devices, _METRICS)
+    self._loop = StagedLoop(self.build, manager.devices, METRICS)
     self._direct = tf.function(self.build, autograph=False, reduce_retracing=True)
 
   def run(

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from absl import flags
 
-from benchmarks.flags import evaluation, output, profile
+from benchmarks.flags import evaluation, profile
 from hpm import errors
 from hpm.cluster import resolve, spec
 from hpm.cluster.spec import Cluster
@@ -21,14 +21,22 @@ MODES = {
   'collective_all_reduce': False,
 }
 RESOLVERS = ('tf_config', 'slurm')
+HOST = 'host'  # of --job_name
 _EXPLICIT = ('job_name', 'task_index', 'worker_hosts', 'ps_hosts')
 _SLURM = ('num_ps', 'cluster_port')
 _TUNING = ('heartbeat_port', 'heartbeat_timeout_s', 'cluster_timeout_s')
-# What one process alone does.
-_ALONE = (
-  *('eval', 'forward_only', 'dry_run', 'num_runs', 'steps_per_call', *profile.FILES, 'profile_dir'),
-  *('recipe', *evaluation.WHEN, *output.CURVES),
-)
+# What one process alone does -> why, and what to do instead.
+_ALONE = {
+  'eval': 'evaluates a checkpoint, which one process does: drop the flags of the cluster, or '
+  f'evaluate on the way by --{evaluation.WHEN[1]}=1',
+  'forward_only': 'moves nothing between processes: measure it in one',
+  'num_runs': 'starts processes of its own, and those of a cluster wait for one another: repeat '
+  'the command instead',
+  **dict.fromkeys(
+    (*profile.FILES, 'profile_dir'),
+    'is of the steps of one process: drop it, or profile one worker by itself, without a cluster',
+  ),
+}
 
 
 class Local(NamedTuple):
@@ -47,7 +55,11 @@ def define(values: flags.FlagValues) -> None:
   def string(name: str, text: str) -> None:
     flags.DEFINE_string(name, None, text, flag_values=values)
 
-  string('job_name', 'worker or ps: what this process is. Default: worker, if --task_index is set.')
+  string(
+    'job_name',
+    'worker or ps: what this process is. host: it starts all tasks on the host of worker '
+    '--task_index, each in a process of its own. Default: worker, if --task_index is set.',
+  )
   flags.DEFINE_integer(
     'task_index',
     None,
@@ -125,6 +137,13 @@ def check(options) -> None:
   if there is None:
     _check_alone(options)
     return
+  if starts_host(options) and options.device != 'cpu' and options.num_gpus is None:
+    workers = [task for task in of_host(options) if task.startswith('worker:')]
+    if len(workers) > 1:
+      raise UsageError(
+        f'{options.spelled("job_name")} starts {" and ".join(workers)}, which share its GPUs: add '
+        '--num_gpus, of each, or --device=cpu'
+      )
   _check_mode(options, there)
 
 
@@ -182,10 +201,36 @@ def local_tasks(options) -> Local | None:
   return _local_tasks(options) if options.local_cluster else None
 
 
+def tasks(options) -> Local | None:
+  """How many tasks the cluster of the flags has; None for a process that trains alone."""
+  there = local_tasks(options) or cluster(options)
+  return None if there is None else Local(there.num_workers, there.num_ps)
+
+
+def starts_host(options) -> bool:
+  """Whether this command starts all tasks of a host."""
+  return options.job_name == HOST
+
+
+def of_host(options) -> list[str]:
+  """The tasks that a command for a host starts."""
+  there = cluster(options)
+  host = spec.parse_address(there.address, there.task).host
+  return [
+    task for task in there.tasks if spec.parse_address(there.address_of(task), task).host == host
+  ]
+
+
 def num_together(options) -> int:
   """Workers whose batches make one step."""
-  there = local_tasks(options) or cluster(options)
+  there = tasks(options)
   return there.num_workers if there is not None and options.cross_replica_sync else 1
+
+
+def num_apart(options) -> int:
+  """Workers that make steps of their own, all of which one counter counts."""
+  there = tasks(options)
+  return 1 if there is None or options.cross_replica_sync else there.num_workers
 
 
 def shared(options) -> dict[str, str]:
@@ -219,7 +264,8 @@ def _by_flags(options) -> Cluster | None:
   workers = spec.parse_hosts(options.worker_hosts)
   servers = spec.parse_hosts(options.ps_hosts or '')
   try:
-    return Cluster(options.job_name or 'worker', options.task_index, workers, servers)
+    job = 'worker' if starts_host(options) else options.job_name or 'worker'
+    return Cluster(job, options.task_index, workers, servers)
   except UsageError as error:
     raise UsageError(f'--job_name, --task_index, --worker_hosts, --ps_hosts: {error}') from None
 
@@ -298,7 +344,20 @@ def _check_mode(options, there: Cluster | Local) -> None:
       ['cross_replica_sync'],
       f'has no effect with {flag}, which is always synchronous: drop it',
     )
-  options.refuse_given(_ALONE, 'is for one process, and this is a cluster: drop one')
+  for name, why in _ALONE.items():
+    options.refuse_given([name], f'does not go with a cluster: it {why}')
+  if not options.cross_replica_sync:
+    options.refuse_given(
+      ['stop_at_top_1_accuracy'],
+      'needs a step that all workers end with, and asynchronous ones have none: drop it, or '
+      '--cross_replica_sync=false',
+    )
+  if MODES[mode]:
+    options.refuse_given(
+      ['steps_per_call'],
+      f'does not go with {flag} over parameter servers: each step is one run of a session there, '
+      'which has no loop in the graph: drop it, or use --variable_update=collective_all_reduce',
+    )
 
 
 def _described(cluster: Cluster) -> str:

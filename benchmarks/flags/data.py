@@ -163,6 +163,12 @@ def complete(options) -> None:
     options.pipeline = 'tfdata'
 
 
+def whole_passes(options) -> bool:
+  """Whether training ends with the data; options complete."""
+  epochs = options.num_epochs
+  return epochs is not None and epochs.is_integer() and not synthetic(options)
+
+
 def pipeline_options(options, validation: bool = False) -> dict[str, Any]:
   """What `hpm.pipelines.create` takes beside name, batch, classes and seed.
 
@@ -175,9 +181,8 @@ def pipeline_options(options, validation: bool = False) -> dict[str, Any]:
   sizes = model.sizes(options) if options.image_size is not None else {}
   if not synthetic(options):
     found['split'] = 'validation' if validation else 'train'
-    epochs = options.num_epochs
-    if epochs is not None and epochs.is_integer() and not validation:
-      found['num_epochs'] = int(epochs)  # the pipeline itself ends, on the last image
+    if whole_passes(options) and not validation:
+      found['num_epochs'] = int(options.num_epochs)  # the pipeline itself ends, on the last image
   if options.data_dir is None:
     return found
   found |= {

@@ -56,8 +56,8 @@ def define(values: flags.FlagValues) -> None:
   flags.DEFINE_float(
     'usd_per_hour',
     None,
-    'Price of all of this machine: the result then gives images per dollar, and dollars to an '
-    'accuracy (see also python -m benchmarks.cost).',
+    'Price of all of this machine, or of all machines of a cluster: the result then gives images '
+    'per dollar, and dollars to an accuracy (see also python -m benchmarks.cost).',
     flag_values=values,
   )
 

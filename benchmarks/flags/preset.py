@@ -8,7 +8,6 @@ from absl import flags
 from benchmarks import presets
 from benchmarks.flags import cluster, named
 from hpm.errors import UsageError
-from hpm.models.figures import FIGURES
 
 TITLE = 'Preset'
 LIST = 'list'  # the name that asks for the table
@@ -49,14 +48,17 @@ def check(options) -> None:
     raise UsageError(
       f'{options.spelled("preset")} is a measurement of training: drop it, or --eval'
     )
-  if preset.ps_tasks and not options.dry_run and _tasks(options) is None:
+  if preset.ps_tasks and cluster.tasks(options) is None:
     workers, servers = preset.num_hosts, preset.ps_tasks
-    raise UsageError(
-      f'{options.spelled("preset")} ran on {workers} workers and {servers} parameter servers: give '
-      '--worker_hosts, --ps_hosts, --job_name and --task_index (docs/cluster.md); try it here by '
-      f'--local_cluster=workers:{workers},ps:{servers} --device=cpu; or plan one of its hosts by '
-      '--dry_run'
-    )
+    if options.dry_run:
+      options.local_cluster = f'workers:{workers},ps:{servers}'
+    else:
+      raise UsageError(
+        f'{options.spelled("preset")} ran on {workers} workers and {servers} parameter servers: '
+        'give --worker_hosts, --ps_hosts, --job_name=host and --task_index on each host '
+        f'(docs/cluster.md); try it here by --local_cluster=workers:{workers},ps:{servers} '
+        '--device=cpu; or plan it by --dry_run'
+      )
   named.put(options, _flags(options, preset), functools.partial(_replaced, options, preset))
   if options.data_name == 'imagenet' and options.data_dir is None:
     if not options.dry_run:
@@ -98,7 +100,7 @@ def overridden(options) -> list[str]:
   if preset is None:
     return []
   words = []
-  tasks = _tasks(options) if preset.ps_tasks and not options.dry_run else None
+  tasks = cluster.tasks(options) if preset.ps_tasks else None
   if tasks is not None and tasks != (preset.num_hosts, preset.ps_tasks):
     words.append(
       f'{tasks[0]} workers and {tasks[1]} parameter servers (preset: {preset.num_hosts} and '
@@ -118,40 +120,12 @@ def facts(options) -> list[tuple[str, str]]:
   return lines
 
 
-def left_out(options) -> list[str]:
-  """What a plan of one host leaves out of a preset of several processes."""
-  preset = find(options)
-  if preset is None or not preset.ps_tasks:
-    return []
-  hosts, tasks = preset.num_hosts, preset.ps_tasks
-  lines = [
-    f'Left out: {hosts - 1} more {"host" if hosts == 2 else "hosts"} of '
-    f'{preset.flags["num_gpus"]} GPUs, and {tasks} parameter-server '
-    f'{"task" if tasks == 1 else "tasks"} with variables and slots of their own'
-  ]
-  if options.model in FIGURES:
-    mib = 4 * FIGURES[options.model][0] / 2**20
-    lines.append(
-      f'Left out: between processes, a step, {mib:.1f} MiB of gradients from each host and as much '
-      f'of variables to it, {2 * hosts * mib:.1f} MiB in all'
-    )
-  return lines
-
-
 def _flags(options, preset: presets.Preset) -> dict[str, Any]:
   """What the preset sets."""
   found = dict(preset.flags)
-  if preset.ps_tasks and options.dry_run:  # what distributed_replicated does within a host
-    found |= {'variable_update': 'replicated', 'use_nccl': False}
-  elif preset.ps_tasks:  # each process of a cluster is one run; the result says what differs
+  if preset.ps_tasks:  # each process of a cluster is one run; the result says what differs
     del found['num_runs']
   return found
-
-
-def _tasks(options) -> tuple[int, int] | None:
-  """Workers and parameter servers of the cluster that the flags describe; None without one."""
-  there = cluster.local_tasks(options) or cluster.cluster(options)
-  return None if there is None else (there.num_workers, there.num_ps)
 
 
 def _replaced(options, preset: presets.Preset, name: str) -> str | None:

@@ -4,7 +4,7 @@ from typing import Any
 
 from absl import flags
 
-from benchmarks.flags import named
+from benchmarks.flags import cluster, named, schedule
 from hpm import errors, recipes
 from hpm.errors import UsageError
 
@@ -69,12 +69,14 @@ def complete(options) -> None:
   recipe = find(options)
   if recipe is None or options.batch_size is not None:
     return
-  size, rest = divmod(recipe.global_batch, options.num_gpus)
+  workers = cluster.num_together(options)
+  size, rest = divmod(recipe.global_batch, options.num_gpus * workers)
   if rest:
+    of_each = f' on each of {workers} workers' if workers > 1 else ''
     raise UsageError(
       f"{options.spelled('recipe')}: its batch of {recipe.global_batch} can't be shared by "
-      f'{options.num_gpus} devices: choose --num_gpus, or --batch_size, which the learning rate '
-      'then follows'
+      f'{options.num_gpus} devices{of_each}: choose --num_gpus, or --batch_size, which the '
+      'learning rate then follows'
     )
   options.batch_size = size
 
@@ -125,7 +127,7 @@ def facts(options) -> list[tuple[str, str]]:
     lines.append(('Departures', recipe.departures))
   lines.append(('Recipe sets', ' '.join(f'--{n}={named.shown(v)}' for n, v in own.items())))
   replaced = named.overridden(options, 'recipe', own, lambda name: _replaced(options, name))
-  batch = options.batch_size * options.num_gpus
+  batch = schedule.batch(options)
   if batch != recipe.global_batch:
     replaced.append(f'global batch {batch} (recipe: {recipe.global_batch})')
   return lines + [('Overridden', words) for words in replaced]

@@ -160,14 +160,14 @@ def create(options, epoch_size: int | None, num_steps: int) -> float | Schedule:
 
   Args:
     options: complete.
-    epoch_size: images a pass over the data; None unless `needs_epochs`.
-    num_steps: of the whole training, warm-up and earlier runs included.
+    epoch_size: images a pass over the data, of all workers; None unless `needs_epochs`.
+    num_steps: of the whole training, see `steps.goal`.
   """
   from hpm.optimizers import schedules
 
   def steps(epochs: float) -> int:
-    # In a cluster both are one worker's share.
-    return schedules.epochs(epochs, epoch_size, options.batch_size * options.num_gpus)
+    together = options.num_gpus * cluster.num_together(options)
+    return schedules.epochs(epochs, epoch_size, options.batch_size * together)
 
   kind, scale = _kind(options), factor(options)
   rate = options.init_learning_rate * scale
@@ -343,7 +343,7 @@ def _source(options, kind: str) -> str:
   base = options.learning_rate_base_batch
   if base is not None:
     return f' ({options.init_learning_rate:g} * {batch(options)} / {base})'
-  if 'init_learning_rate' in options.given or kind == 'piecewise':
+  if 'init_learning_rate' not in options.open or kind == 'piecewise':
     return ''
   return f' (0.1 * {batch(options)} / 256)' if options.optimizer in LINEAR else ''
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from absl import flags
 
-from benchmarks.flags import profile
+from benchmarks.flags import cluster, profile
 from hpm.errors import UsageError
 
 TITLE = 'Steps'
@@ -113,9 +113,14 @@ def num_profiled(options) -> int:
 
 
 def goal(options, epoch_size: int | None) -> int:
-  """Steps of the whole training, warm-up included; options complete."""
+  """What the step counter has at the end of the whole training, warm-up included.
+
+  Args:
+    options: complete.
+    epoch_size: images a pass over the data, of all workers; None unless --num_epochs is given.
+  """
   if options.num_batches is not None:
-    return options.num_warmup_batches + options.num_batches
+    return (options.num_warmup_batches + options.num_batches) * cluster.num_apart(options)
   return math.ceil(options.num_epochs * epoch_size / _global_batch(options))
 
 
@@ -124,16 +129,17 @@ def plan(options, epoch_size: int | None, done: int, position: int) -> Plan:
 
   Args:
     options: complete.
-    epoch_size: images a pass over the data; None unless --num_epochs is given.
+    epoch_size: images a pass over the data; None unless --num_epochs is given. Of asynchronous
+      workers each has a share of its own.
     done: steps of a resumed checkpoint, 0 without one.
-    position: its images.
+    position: its images; of asynchronous workers this one's.
 
   Raises:
     UsageError: nothing would be measured.
   """
   warmup = options.num_warmup_batches
   if options.num_batches is not None:
-    left = goal(options, epoch_size) - done
+    left = warmup + options.num_batches - done
   else:
     wanted = math.ceil(options.num_epochs * epoch_size)
     left = math.ceil((wanted - position) / _global_batch(options))
@@ -162,7 +168,7 @@ def finished(options, done: int, position: int) -> str:
 
 
 def _global_batch(options) -> int:
-  return options.batch_size * options.num_gpus
+  return options.batch_size * options.num_gpus * cluster.num_together(options)
 
 
 def _least_warmup(options) -> int:

@@ -43,6 +43,16 @@ DISTRIBUTED_TAKERS = {
   'compact_gradient_transfer': tuple(variable_mgr.DISTRIBUTED_MANAGERS),
   'gradient_reduction': tuple(variable_mgr.DISTRIBUTED_MANAGERS),
 }
+# Why not, where that needs to be said.
+_NOT_DISTRIBUTED = {
+  'variable_consistency': 'across processes each worker would have gradients in flight, and the '
+  'chief alone writes checkpoints, so none could be gone on from: drop it, or use '
+  '--cross_replica_sync=false with parameter_server',
+  'staged_vars': 'is what --variable_update=distributed_replicated does across processes: its '
+  'devices have the variables before a step begins, and no older ones: use that',
+  'batch_norm_statistics': 'is of the devices of one process; across processes moving averages are '
+  'means over all devices: drop it',
+}
 PARAMETER_DEVICE = {'replicated': 'gpu', 'parameter_server': 'cpu'}
 
 _CHOICES = {
@@ -152,9 +162,8 @@ def check(options) -> None:
   for name, takers in TAKERS.items():
     if _distributed(options):
       if manager not in DISTRIBUTED_TAKERS.get(name, ()):
-        options.refuse_given(
-          [name], f'has no effect with --variable_update={manager} across processes: drop it'
-        )
+        reason = f'has no effect with --variable_update={manager} across processes: drop it'
+        options.refuse_given([name], _NOT_DISTRIBUTED.get(name, reason))
     elif manager not in takers:
       options.refuse_given(
         [name],
@@ -241,7 +250,7 @@ def step_options(options) -> dict[str, Any]:
 
 def _distributed(options) -> bool:
   """Whether several processes train one model."""
-  return cluster.local_tasks(options) is not None or cluster.cluster(options) is not None
+  return cluster.tasks(options) is not None
 
 
 def _check_place(options) -> None:

@@ -9,7 +9,9 @@ while TensorFlow is still being loaded.
   listening   ports, and who may reach them
   runtime     a worker's way into its cluster: `join`
   server      TensorFlow's server in each process
+  training    what a worker's training is, in any mode
   session     training over parameter servers
+  collective  training without them
 """
 
 from typing import TYPE_CHECKING

@@ -1,6 +1,6 @@
 """Training by collectives: one eager client a worker, no parameter server."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 from typing import Any
 
@@ -13,10 +13,11 @@ from tensorflow.python.eager import context
 
 from hpm.cluster import listening
 from hpm.cluster.spec import Cluster, parse_address
+from hpm.cluster.training import Training
 from hpm.devices import CPU, select
-from hpm.errors import DataError, UsageError
-from hpm.staging import StagedLoop
-from hpm.step import Metrics, TrainStep
+from hpm.errors import UsageError
+from hpm.staging import Batch, StagedLoop
+from hpm.step import METRICS, Metrics, TrainStep
 from hpm.variable_mgr.collective_all_reduce import CollectiveAllReduce
 
 __all__ = ['CollectiveRuntime', 'CollectiveTraining']
@@ -84,36 +85,24 @@ class CollectiveRuntime:
     listening.restrict(address, self.cluster.task)
 
 
-class CollectiveTraining:
-  """A `TrainStep` in a `CollectiveRuntime`, with the methods of one.
-
-  In every step the workers agree whether one of them has more data, and whether one wants to stop.
-  Who has no more data goes on with empty batches, which count nothing, until nobody has any; so
-  all end with the same step.
+class CollectiveTraining(Training):
+  """A `Training` in a `CollectiveRuntime`: every worker has all variables, and sums by collectives.
 
   Args:
     runtime: where it runs.
     step: what runs.
-
-  Attributes:
-    model, manager: the step's.
-    consumed: samples that each worker has taken from its pipeline for finished steps.
-    stop: set to True, to stop after the step that runs.
-    stopped: whether training has ended because a worker wanted to.
   """
 
   def __init__(self, runtime: CollectiveRuntime, step: TrainStep):
     assert isinstance(step.manager, CollectiveAllReduce)
-    self.model, self.manager = step.model, step.manager
-    self.consumed = [0] * runtime.cluster.num_workers
-    self.stop = self.stopped = False
-    self._worker = runtime.cluster.task_index
-    self._step = step
-    self._loop = StagedLoop(step.build, self.manager.devices, None)
-    self._compiled: dict[Any, Any] = {}
+    self.manager: CollectiveAllReduce
+    super().__init__(step, runtime.cluster.task_index, runtime.cluster.num_workers)
+    with tf.device(CPU):
+      self._wished = tf.Variable(tf.constant(self._wishes(), tf.float64))
+    result = (METRICS, tf.TensorSpec([self._num_votes], tf.float64))
+    self._loop = StagedLoop(self._build, self.manager.devices, result, agrees=True)
 
-  def begin(self) -> None:
-    """Waits for all workers, and gives them the chief's values."""
+  def begin(self):
     with tf.device(CPU):
       consumed = tf.Variable(tf.constant(self.consumed, tf.int64))
     variables = [*self._step.named_variables().values(), consumed]
@@ -126,72 +115,43 @@ class CollectiveTraining:
     self._step.restore(self._step.snapshot())  # to all copies
     self.consumed = consumed.numpy().tolist()
 
-  def run(
-    self, dataset: tf.data.Dataset, num_steps: int | None = None, steps_per_call: int = 1
-  ) -> Iterator[Metrics]:
-    """Trains as `TrainStep.run`; the batches are of this worker's share of the data."""
-    if steps_per_call != 1:
-      raise UsageError(
-        f'steps_per_call {steps_per_call}: over several workers each step is a call of its own'
-      )
-    prime, step = self._functions(dataset)
-    iterator = iter(dataset)
-    staged, more = prime(iterator)
-    if not more:
-      raise DataError('the data set yields no batch at all')
-    finished = 0
-    while more and not self.stopped and finished != num_steps:
+  def run(self, dataset, num_steps=None, steps_per_call=1):
+    running = self._loop.run(dataset, num_steps, steps_per_call)
+    while True:
+      self._wished.assign(self._wishes())
       with self._step.watched():
-        metrics, staged, totals = step(iterator, staged, tf.constant(float(self.stop), tf.float64))
-        more, stopped, *consumed = (int(total) for total in totals.numpy())
-      self.stopped = bool(stopped)
-      self.consumed = [n + m for n, m in zip(self.consumed, consumed, strict=True)]
-      finished += 1
+        result = next(running, None)
+      if result is None:
+        return
+      metrics, totals = result
+      self._agreed(totals.numpy())
       yield metrics
 
-  def named_variables(self) -> dict[str, tf.Variable]:
-    """As `TrainStep.named_variables`."""
-    return self._step.named_variables()
-
-  def progress(self) -> tuple[int, int]:
-    """Finished steps, and their samples over all workers."""
+  def progress(self):
     return self._step.progress()
 
-  def snapshot(self) -> dict[str, tf.Tensor]:
-    """As `TrainStep.snapshot`; any worker's."""
-    return self._step.snapshot()
+  def snapshot(self, names=None):
+    values = self._step.snapshot()
+    return values if names is None else {name: values[name] for name in names}
 
-  def restore(self, values: Mapping[str, tf.Tensor]) -> None:
-    """As `TrainStep.restore`; for the chief, before `begin`."""
+  def restore(self, values):
     self._step.restore(values)
 
-  def _functions(self, dataset: tf.data.Dataset) -> tuple[Any, Any]:
-    loop = self._loop
-    spec, staged_spec, endless = loop.specs(dataset)
-    key = (spec, endless)
-    if key not in self._compiled:
-      iterator_spec = tf.data.IteratorSpec(dataset.element_spec)
-
-      @tf.function(autograph=False, input_signature=[iterator_spec])
-      def prime(iterator):
-        return loop.fetch(iterator, spec, endless)
-
-      @tf.function(
-        autograph=False,
-        input_signature=[iterator_spec, staged_spec, tf.TensorSpec([], tf.float64)],
-        experimental_attributes={'_disable_acd': True},  # as in `StagedLoop`
-      )
-      def step(iterator, staged, stop):
-        following, more = loop.fetch(iterator, spec, endless)
-        with tf.device(CPU):
-          votes = {'more': tf.cast(more, tf.float64), 'stop': stop}
-          sizes = [tf.shape(labels, tf.int64)[0] for _, labels in staged]
-          for i in range(len(self.consumed)):
-            own = tf.add_n(sizes) if i == self._worker else tf.zeros([], tf.int64)
-            votes[f'consumed/{i}'] = tf.cast(own, tf.float64)
-        metrics, totals = self._step.build_with_votes(staged, votes)
-        with tf.device(CPU):
-          return metrics, following, tf.stack(list(totals.values()))
-
-      self._compiled[key] = (prime, step)
-    return self._compiled[key]
+  def _build(
+    self, staged: Sequence[Batch], more: tf.Tensor
+  ) -> tuple[tuple[Metrics, tf.Tensor], tf.Tensor]:
+    """One step with its votes; whether any worker has more data, and none wants to end."""
+    with tf.device(CPU):
+      own = tf.add_n([tf.shape(labels, tf.int64)[0] for _, labels in staged])
+      votes = [tf.cast(more, tf.float64), *tf.unstack(self._wished.read_value())]
+      votes += [
+        tf.cast(own, tf.float64) if worker == self._worker else tf.zeros([], tf.float64)
+        for worker in range(len(self.consumed))
+      ]
+    metrics, totals = self._step.build_with_votes(
+      staged, {f'vote/{i}': vote for i, vote in enumerate(votes)}
+    )
+    with tf.device(CPU):
+      more, stop, reached, *_ = totals.values()
+      goes_on = tf.logical_and(more > 0.0, stop + reached < 1.0)
+      return (metrics, tf.stack(list(totals.values()))), goes_on

@@ -39,7 +39,10 @@ def config(cluster: Cluster, num_devices: int = 1, kind: str = 'cpu') -> tf.comp
   """
   own = f'/job:{cluster.job_name}/task:{cluster.task_index}'
   return tf.compat.v1.ConfigProto(
-    device_count={'CPU': num_devices} if kind == 'cpu' else {'CPU': 1, 'GPU': num_devices},
+    # Without GPUs it is to leave them, and their memory, to others on the same machine.
+    device_count={'CPU': num_devices, 'GPU': 0}
+    if kind == 'cpu'
+    else {'CPU': 1, 'GPU': num_devices},
     device_filters=[own] if cluster.job_name == 'ps' else ['/job:ps', own],
     allow_soft_placement=False,
   )

@@ -11,14 +11,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from hpm import optimizers
 from hpm.cluster import server as servers
 from hpm.cluster.spec import Cluster
-from hpm.devices import CPU
+from hpm.cluster.training import Training
+from hpm.devices import CPU, select
 from hpm.errors import DataError, UsageError
 from hpm.staging import StagedLoop
-from hpm.step import Metrics, TrainStep
+from hpm.step import EvalStep, Metrics, TrainStep
 from hpm.variable_mgr.ps_tasks import ParameterServerTasks
 from hpm.variable_mgr.rendezvous import Rendezvous
+from hpm.variable_mgr.replicated import Replicated
 
 __all__ = ['SessionRuntime', 'SessionTraining']
 
@@ -50,7 +53,7 @@ class SessionRuntime:
     server: tf.distribute.Server | None = None,
   ):
     self.cluster = cluster
-    self.devices = tuple(f'/{kind.upper()}:{i}' for i in range(num_devices))
+    self.devices = select(kind, num_devices)
     self.options = {
       'ps_devices': [servers.ps_device(i) for i in range(cluster.num_ps)],
       'worker': cluster.task_index,
@@ -91,34 +94,19 @@ class SessionRuntime:
       self._session = None
 
 
-class SessionTraining:
-  """A `TrainStep` in a `SessionRuntime`, with the methods of one.
-
-  Synchronous workers agree in every step whether one of them has more data, and whether one wants
-  to stop. Who has no more data goes on with empty batches, which count nothing, until nobody has
-  any; so all end with the same step. Asynchronous workers decide for themselves.
+class SessionTraining(Training):
+  """A `Training` in a `SessionRuntime`: variables, sums and messages are on parameter servers.
 
   Args:
     runtime: where it runs.
     step: what runs, created in the runtime's scope.
-
-  Attributes:
-    model, manager: the step's.
-    consumed: samples that each worker has taken from its pipeline for finished steps. Asynchronous
-      workers know their own alone.
-    stop: set to True, to stop after the step that runs.
-    stopped: whether training has ended because a worker wanted to.
   """
 
   def __init__(self, runtime: SessionRuntime, step: TrainStep):
     assert isinstance(step.manager, ParameterServerTasks)
-    assert isinstance(step.manager, ParameterServerTasks)
-    self.model, self.manager = step.model, step.manager
-    self.consumed = [0] * runtime.cluster.num_workers
-    self.stop = self.stopped = False
-    self._worker = runtime.cluster.task_index
+    self.manager: ParameterServerTasks
+    super().__init__(step, runtime.cluster.task_index, runtime.cluster.num_workers)
     self._runtime = runtime
-    self._step = step
     self._failed = False
     self._loops: dict[Any, _Loop] = {}
     with runtime.scope():
@@ -139,19 +127,16 @@ class SessionTraining:
       ]
     )
 
-  def begin(self) -> None:
-    """Waits until the chief has set all variables; the chief calls it when it has."""
+  def begin(self):
     if not self._worker:
       self._runtime.run(self._tell, {self._own_consumed: self.consumed})
     self.consumed = [int(count) for count in self._runtime.run(self._begun)]
 
-  def run(
-    self, dataset: tf.data.Dataset, num_steps: int | None = None, steps_per_call: int = 1
-  ) -> Iterator[Metrics]:
-    """Trains as `TrainStep.run`; the batches are of this worker's share of the data."""
+  def run(self, dataset, num_steps=None, steps_per_call=1):
     if steps_per_call != 1:
       raise UsageError(
-        f'steps_per_call {steps_per_call}: over parameter servers each step is a call of its own'
+        f'steps_per_call {steps_per_call}: over parameter servers each step is one run of a '
+        'session, which has no loop in the graph: leave it out'
       )
     loop = self._loop(dataset)
     fetch = loop.fetcher(dataset)
@@ -159,48 +144,44 @@ class SessionTraining:
     if not staged.num_samples:
       raise DataError('the data set yields no batch at all')
     self._runtime.run(loop.prime, staged.feed)
-    finished, more = 0, True
-    while more and not self.stopped and finished != num_steps:
+    finished, goes_on = 0, True
+    while goes_on and finished != num_steps:
       following = fetch()
-      votes: dict[str, int] = {'more': int(following.num_samples > 0), 'stop': int(self.stop)}
-      votes |= {f'consumed/{i}': 0 for i in range(len(self.consumed))}
-      votes[f'consumed/{self._worker}'] = staged.num_samples
+      samples = [0] * len(self.consumed)
+      samples[self._worker] = staged.num_samples
+      votes = [following.num_samples > 0, *self._wishes(), *samples]
       try:
         metrics, totals = self._runtime.run(
-          (loop.metrics, loop.totals), {**following.feed, loop.votes: list(votes.values())}
+          (loop.metrics, loop.totals), {**following.feed, loop.votes: votes}
         )
       except tf.errors.OpError:
         self._failed = True
         raise
       staged = following
-      total = dict(zip(votes, totals, strict=True))
-      more, self.stopped = bool(total['more']), bool(total['stop'])
-      self.consumed = [n + int(total[f'consumed/{i}']) for i, n in enumerate(self.consumed)]
+      goes_on = self._agreed(totals)
       finished += 1
       yield Metrics(*metrics)
 
-  def named_variables(self) -> dict[str, tf.Variable]:
-    """As `TrainStep.named_variables`, for names and shapes; `snapshot` has the values."""
-    return self._step.named_variables()
+  def eval_step(self, **options):
+    return _EvalStep(self, self._runtime.devices, **options)
 
-  def progress(self) -> tuple[int, int]:
-    """Finished steps, and their samples over all workers."""
+  def progress(self):
     counters = self._step.counters
     step, samples = self._runtime.run([self._snapshot[name] for name in counters][:2])
     return int(step), int(samples)
 
-  def snapshot(self) -> dict[str, np.ndarray]:
-    """Canonical name -> value, as `TrainStep.snapshot`; for the chief.
+  def snapshot(self, names=None):
+    """As `Training.snapshot`; for the chief.
 
     Raises:
       RuntimeError: a step has failed, and nothing has been restored since.
     """
     if self._failed:
       raise RuntimeError('a step failed midway: restore a checkpoint first')
-    return self._runtime.run(self._snapshot)
+    names = self._snapshot if names is None else names
+    return self._runtime.run({name: self._snapshot[name] for name in names})
 
-  def restore(self, values: Mapping[str, Any]) -> None:
-    """Sets all variables, as `TrainStep.restore`; for the chief, before `begin`."""
+  def restore(self, values):
     lacking = {name: self._snapshot[name] for name in self._values if name not in values}
     values = {**self._runtime.run(lacking), **values}
     self._runtime.run(self._restore, {p: np.asarray(values[n]) for n, p in self._values.items()})
@@ -232,9 +213,41 @@ class SessionTraining:
     spec, _, _ = StagedLoop(self._step.build, self.manager.devices, None).specs(dataset)
     if spec not in self._loops:
       with self._runtime.scope():
-        self._loops[spec] = _Loop(self._step, spec, len(self.consumed) + 2)
+        self._loops[spec] = _Loop(self._step, spec, self._num_votes)
       self._runtime.run(self._loops[spec].initializers)
     return self._loops[spec]
+
+
+class _EvalStep(EvalStep):
+  """Evaluates on copies of its own what the parameter servers hold when `evaluate` is called.
+
+  So variables cross once for all batches, and are those of one moment, even where asynchronous
+  workers train on.
+
+  Args:
+    training: whose variables.
+    devices: this process's.
+    averaged: see `EvalStep`.
+    **options: of `EvalStep`.
+  """
+
+  def __init__(
+    self,
+    training: SessionTraining,
+    devices: Sequence[str],
+    *,
+    averaged: bool = False,
+    **options: Any,
+  ):
+    self._training = training
+    manager = Replicated(devices)
+    rule = optimizers.create('sgd', 0.0, average_decay=0.0 if averaged else None)
+    manager.create(*training.model.init(0), rule)
+    super().__init__(training.model, manager, averaged=averaged, **options)
+
+  def evaluate(self, dataset):
+    self.manager.restore(self._training.snapshot(self.manager.named_variables()))
+    return super().evaluate(dataset)
 
 
 class _Batches(NamedTuple):

@@ -45,6 +45,11 @@ class Pipeline(abc.ABC):
   def epoch_size(self) -> int | None:
     """Samples an epoch; None if the pipeline has no epochs."""
 
+  @property
+  def epoch_size_of_all(self) -> int | None:
+    """The same of all workers that share the data."""
+    return self.epoch_size
+
   @abc.abstractmethod
   def dataset(self) -> 'tf.data.Dataset':
     """Batches from the restored position on (the start, if nothing was restored).

@@ -18,6 +18,7 @@ __all__ = ['DigitsPipeline']
 
 _SIDE = 8
 _NUM_TRAIN = 1437
+_ALONE = {'num_shards': 1, 'shard_index': 0}  # in a position that says nothing of shards
 
 
 class DigitsPipeline(base.Pipeline):
@@ -34,6 +35,7 @@ class DigitsPipeline(base.Pipeline):
     num_epochs: passes over the data; None: training never ends, evaluation takes one pass.
     seed: of order and shifts.
     max_shift: pixels of the 8.
+    num_shards, shard_index: how many workers share the images, and which of them this is.
 
   Raises:
     UsageError: an option out of range, or scikit-learn is not installed.
@@ -49,6 +51,8 @@ class DigitsPipeline(base.Pipeline):
     num_epochs: int | None = None,
     seed: int = 0,
     max_shift: int = 1,
+    num_shards: int = 1,
+    shard_index: int = 0,
   ):
     super().__init__(batch_size=batch_size, image_size=image_size, num_classes=num_classes)
     if image_size != _SIDE:
@@ -63,6 +67,10 @@ class DigitsPipeline(base.Pipeline):
     self._num_epochs = num_epochs if self._training else num_epochs or 1
     self._seed = base.integer('seed', seed, 'give any integer')
     self._max_shift = base.at_least(0, 'max_shift', max_shift, 'give pixels')
+    self._num_shards = base.positive('num_shards', num_shards, 'give the number of workers')
+    self._shard_index = base.at_least(0, 'shard_index', shard_index, 'give the number of this one')
+    if self._shard_index >= self._num_shards:
+      raise UsageError(f'shard_index={shard_index} must lie below num_shards={num_shards}')
     images, labels = _load()
     part = slice(_NUM_TRAIN) if self._training else slice(_NUM_TRAIN, None)
     self._images, self._labels = images[part], labels[part]
@@ -70,15 +78,19 @@ class DigitsPipeline(base.Pipeline):
 
   @property
   def epoch_size(self) -> int:
+    return len(range(self._shard_index, len(self._labels), self._num_shards))
+
+  @property
+  def epoch_size_of_all(self) -> int:
     return len(self._labels)
 
   def dataset(self) -> tf.data.Dataset:
     """(uint8 [B, 8, 8, 3], int32 [B]) from the position on."""
     with tf.device('/CPU:0'):
       images, labels = tf.constant(self._images), tf.constant(self._labels)
-      size = self.epoch_size
-      total = None if self._num_epochs is None else self._num_epochs * size
-      first_epoch, skipped = divmod(self._first_sample, size)
+      size, share = self.epoch_size_of_all, self.epoch_size
+      total = None if self._num_epochs is None else self._num_epochs * share
+      first_epoch, skipped = divmod(self._first_sample, share)
 
       def sample(position: tf.Tensor, index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         image = tf.gather(images, index)
@@ -92,7 +104,9 @@ class DigitsPipeline(base.Pipeline):
           seed = tf.stack([tf.constant(order.subseed(self._seed, 'order'), tf.int64), number])
           indices = tf.random.experimental.stateless_shuffle(indices, seed)
         positions = number * size + tf.range(size, dtype=tf.int64)
-        return tf.data.Dataset.from_tensor_slices((positions, indices))
+        # One order for all workers, who take turns: so each image comes once, as without them.
+        own = slice(self._shard_index, None, self._num_shards)
+        return tf.data.Dataset.from_tensor_slices((positions[own], indices[own]))
 
       samples = tf.data.Dataset.counter(first_epoch).flat_map(epoch).skip(skipped)
       if total is not None:
@@ -108,13 +122,20 @@ class DigitsPipeline(base.Pipeline):
 
   def state(self, num_samples: int) -> dict[str, int]:
     samples = base.at_least(0, 'num_samples', num_samples, 'give the samples consumed')
-    return {'seed': self._seed, 'samples': samples, 'epoch_size': self.epoch_size}
+    shards = {'num_shards': self._num_shards, 'shard_index': self._shard_index}
+    return {
+      'seed': self._seed,
+      **(shards if self._num_shards > 1 else {}),
+      'samples': samples,
+      'epoch_size': self.epoch_size,
+    }
 
   def restore(self, state: Mapping[str, int]) -> None:
-    for name, value in self.state(0).items():
-      if name != 'samples' and state.get(name) != value:
+    saved = _ALONE | dict(state)
+    for name, value in (_ALONE | self.state(0)).items():
+      if name != 'samples' and saved.get(name) != value:
         raise UsageError(
-          f'{name}={value}, but the position was saved with {name}={state.get(name)}: go on with '
+          f'{name}={value}, but the position was saved with {name}={saved.get(name)}: go on with '
           'the same data and seed'
         )
     self._first_sample = int(state['samples'])

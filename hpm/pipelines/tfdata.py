@@ -174,8 +174,15 @@ class TfDataPipeline(base.Pipeline):
     Raises:
       DataError: a file that is damaged, or that ends inside a record.
     """
-    counts = self.source.counts if self._strict else self.source.tolerant_counts
-    return self._order.epoch_size(counts)
+    return self._order.epoch_size(self._counts)
+
+  @property
+  def epoch_size_of_all(self) -> int:
+    return sum(self._counts)
+
+  @property
+  def _counts(self) -> list[int]:
+    return self.source.counts if self._strict else self.source.tolerant_counts
 
   def skipped(self) -> list[skips.Skipped]:
     return self._skips.list()

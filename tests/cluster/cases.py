@@ -8,7 +8,17 @@ import tensorflow as tf
 import hpm
 from tests.parity import harness, simulation
 
-__all__ = ['create_step', 'dataset', 'expected', 'linear_values', 'own_copies', 'steps_of', 'wide']
+__all__ = [
+  'create_step',
+  'dataset',
+  'expected',
+  'expected_loss',
+  'linear_values',
+  'own_copies',
+  'steps_of',
+  'validation',
+  'wide',
+]
 
 
 def create_step(case: dict[str, Any], manager: hpm.variable_mgr.VariableManager) -> hpm.TrainStep:
@@ -73,6 +83,26 @@ def dataset(case: dict[str, Any], cluster: hpm.cluster.Cluster) -> tf.data.Datas
       tf.TensorSpec([None], tf.int64),
     ),
   )
+
+
+def validation() -> tf.data.Dataset:
+  """Batches that no training has; the last one is short, and the devices do not divide them."""
+  ((images, labels),) = validation_batch()
+  return tf.data.Dataset.from_tensor_slices((images, labels)).batch(2)
+
+
+def validation_batch() -> list[harness.Batch]:
+  """The same in one."""
+  ((batch,),) = harness.random_steps([[9]], seed=1)
+  return [batch]
+
+
+def expected_loss(case: dict[str, Any]) -> float:
+  """NumPy's mean loss over `validation` after the step that `evaluate_after` names."""
+  values = expected({**case, 'sizes': case['sizes'][: case['evaluate_after']]}).values
+  params = {n.removeprefix('params/'): v for n, v in values.items() if n.startswith('params/')}
+  ((images, labels),) = validation_batch()
+  return simulation.two_layers(params, images, labels)[0] / len(labels)
 
 
 def own_copies(runtime: Any, manager: hpm.variable_mgr.VariableManager) -> dict[str, np.ndarray]:

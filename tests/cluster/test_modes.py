@@ -60,6 +60,8 @@ def run(
 
 def check_synchronous(case: dict[str, Any], workers: list[dict[str, np.ndarray]]) -> None:
   """Values, losses and counts are those of one process with the batches of all."""
+  if 'reached' in case:  # all end with the step after
+    case = {**case, 'sizes': case['sizes'][: case['reached'][1] + 1]}
   expected = programs.expected(case)
   values = {n.removeprefix('values/'): v for n, v in workers[0].items() if n.startswith('values/')}
   assert set(values) == {'step', 'samples', *expected.values}
@@ -70,6 +72,10 @@ def check_synchronous(case: dict[str, Any], workers: list[dict[str, np.ndarray]]
   own = sizes.reshape(len(sizes), len(workers), -1).sum(axis=2)
   assert values['step'] == len(sizes)
   assert values['samples'] == sizes.sum()
+  if 'evaluate_after' in case:
+    found = {n: v for n, v in workers[0].items() if n.startswith('evaluated/')}
+    assert found['evaluated/num_samples'] == 9
+    assert float(found['evaluated/loss']) == pytest.approx(programs.expected_loss(case), rel=1e-5)
   for index, worker in enumerate(workers):
     np.testing.assert_allclose(worker['losses'], expected.losses, rtol=tolerance)
     np.testing.assert_array_equal(worker['losses'], workers[0]['losses'])
@@ -108,11 +114,12 @@ def over_ps(num_workers: int, num_steps: int = 5) -> list[dict[str, Any]]:
   # Workers that run out of data at different times: the first has one batch more than all others.
   ending = [*whole[:2], [3, 4] * num_workers, [2, 0] + [0, 0] * (num_workers - 1)]
   return [
-    {'mode': 'parameter_server', 'sizes': whole},
-    {'mode': 'distributed_replicated', 'sizes': whole, 'optimizer': 'adam'},
+    {'mode': 'parameter_server', 'sizes': whole, 'evaluate_after': 2},
+    {'mode': 'distributed_replicated', 'sizes': whole, 'optimizer': 'adam', 'evaluate_after': 3},
     {'mode': 'parameter_server', 'sizes': ending, 'optimizer': 'rmsprop'},
     {'mode': 'distributed_replicated', 'sizes': ending},
     {'mode': 'parameter_server', 'sizes': whole, 'model': 'normalized'},
+    {'mode': 'parameter_server', 'sizes': whole, 'reached': [num_workers - 1, 2]},
     {
       'mode': 'parameter_server',
       'sizes': whole,
@@ -134,8 +141,10 @@ def by_collectives(num_workers: int, num_steps: int = 5) -> list[dict[str, Any]]
   sizes = [case['sizes'] for case in over_ps(num_workers, num_steps)]
   mode = 'collective_all_reduce'
   return [
-    {'mode': mode, 'sizes': sizes[0]},
+    {'mode': mode, 'sizes': sizes[0], 'evaluate_after': 2},
     {'mode': mode, 'sizes': sizes[2], 'optimizer': 'adam'},
+    {'mode': mode, 'sizes': sizes[2], 'steps_per_call': 3, 'evaluate_after': 3},
+    {'mode': mode, 'sizes': sizes[0], 'steps_per_call': 2, 'reached': [num_workers - 1, 2]},
     {'mode': mode, 'sizes': sizes[0], 'model': 'normalized'},
     {'mode': mode, 'sizes': sizes[0], 'options': {'agg_small_grads_max_bytes': 1024}},
   ]
@@ -156,8 +165,16 @@ def test_so_is_any_other_number(num_workers, num_ps, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize('num_ps', [6, 4])
+@pytest.mark.parametrize('num_workers', [1, 3])
+def test_so_is_any_other_number_with_collectives(num_workers, tmp_path):
+  cases = by_collectives(num_workers)
+  for case, workers in zip(cases, run(num_workers, 0, cases, tmp_path), strict=True):
+    check(case, workers)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('num_ps', [6, 4, 0])
 def test_so_are_eight_workers(num_ps, tmp_path):
-  cases = over_ps(8)[:3]
-  for case, workers in zip(cases, run(8, num_ps, cases, tmp_path, 600.0), strict=True):
+  cases = over_ps(8)[:3] if num_ps else by_collectives(8)[:3]
+  for case, workers in zip(cases, run(8, num_ps, cases, tmp_path, 900.0), strict=True):
     check(case, workers)

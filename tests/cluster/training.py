@@ -63,10 +63,16 @@ def run_case(runtime: Any, case: dict[str, Any], path: str) -> None:
     step = cases.create_step(case, manager)
   training = runtime.training(step)
   training.begin()
-  steps = training.run(cases.dataset(case, runtime.cluster), case.get('num_steps'))
-  metrics, received = [], []
+  steps = training.run(
+    cases.dataset(case, runtime.cluster), case.get('num_steps'), case.get('steps_per_call', 1)
+  )
+  metrics, received, evaluated = [], [], {}
   for step in steps:
     metrics.append(step)
+    if case.get('reached') == [runtime.cluster.task_index, len(metrics)]:
+      training.reached = True
+    if runtime.cluster.is_chief and len(metrics) == case.get('evaluate_after'):
+      evaluated = training.eval_step().evaluate(cases.validation())
     if runtime.cluster.is_chief and len(metrics) in case.get('count_bytes_after', ()):
       received.append(settled_bytes())
   if 'count_bytes_after' in case:
@@ -78,6 +84,7 @@ def run_case(runtime: Any, case: dict[str, Any], path: str) -> None:
     'num_samples': np.array([int(m.num_samples) for m in metrics]),
     'own_samples': np.array([int(m.own_samples) for m in metrics]),
     'consumed': np.array(training.consumed),
+    **{f'evaluated/{name}': np.array(value) for name, value in evaluated.items()},
     **{f'copy/{name}': value for name, value in cases.own_copies(runtime, manager).items()},
   }
   if runtime.cluster.is_chief:
