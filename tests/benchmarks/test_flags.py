@@ -208,8 +208,17 @@ REFUSED = {
   f'{PS} --local_cluster=workers:0,ps:1': 'workers:N or workers:N,ps:M is needed',
   f'{PS} --local_cluster=workers:2,ps:1 --task_index=1': 'which chooses hosts and ports',
   f'{PS} --local_cluster=workers:2,ps:1 --device=gpu': 'add --num_gpus',
-  f'{PS} --local_cluster=workers:2,ps:1 --num_runs=2': 'is for one process',
-  f'{PS} --local_cluster=workers:2,ps:1 --staged_vars': 'parameter_server across processes',
+  f'{PS} --local_cluster=workers:2,ps:1 --num_runs=2': 'repeat the command instead',
+  f'{PS} --local_cluster=workers:2,ps:1 --forward_only': 'moves nothing between processes',
+  f'{PS} --local_cluster=workers:2,ps:1 --trace_file=t': 'is of the steps of one process',
+  f'{PS} --local_cluster=workers:2,ps:1 --steps_per_call=2': 'no loop in the graph',
+  f'{PS} --local_cluster=workers:2,ps:1 --staged_vars': 'what --variable_update=distributed_replic',
+  f'{PS} --local_cluster=workers:2,ps:1 --variable_consistency=relaxed': 'gradients in flight',
+  f'{PS} --local_cluster=workers:2,ps:1 --cross_replica_sync=false --data_name=digits '
+  '--eval_during_training_every_n_epochs=1 --stop_at_top_1_accuracy=0.5': 'asynchronous ones have',
+  f'{PS} --worker_hosts=a:1,a:2 --ps_hosts=a:3 --task_index=0 --job_name=host': (
+    'starts worker:0 and worker:1, which share its GPUs'
+  ),
   f'{PS} --local_cluster=workers:2,ps:1 --batch_norm_statistics=cross_replica': 'across processes',
   f'{PS} --local_cluster=workers:2,ps:1 --cross_replica_sync=false --precision=fp16 '
   '--fp16_enable_auto_loss_scale': 'no common gradient',

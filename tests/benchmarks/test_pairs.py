@@ -63,9 +63,7 @@ SEVERAL = {
   'cross_replica_sync',
 }
 ALONE = {
-  *{'eval', 'forward_only', 'dry_run', 'num_runs', 'recipe', 'steps_per_call', *PROFILES},
-  *EVALUATION,
-  *CURVES,
+  *{'eval', 'forward_only', 'num_runs', 'steps_per_call', *PROFILES},
   *REDUCTION - {'compact_gradient_transfer'},
   *{'variable_consistency', 'batch_norm_statistics', 'local_parameter_device'},
 }
@@ -101,7 +99,6 @@ REFUSED = {
     *{'staged_vars', 'eval', 'dry_run', 'local_parameter_device'},
   },
   'dry_run': {
-    *SEVERAL,
     *PROFILES,
     *CHECKPOINTS,
     *EVALUATION,

@@ -45,9 +45,12 @@ def test_each_sets_every_flag_of_its_row(name, tmp_path):
   data = [f'--data_dir={tmp_path}'] if preset.data == 'imagenet' else []
   options = complete(f'--preset={name}', '--dry_run', *data)
   for flag, value in preset.flags.items():
-    if not (preset.ps_tasks and flag == 'variable_update'):
+    if flag != 'num_runs':
       assert getattr(options, flag) == value, flag
-  assert (options.num_runs, options.num_warmup_batches, options.num_batches) == (5, 10, 100)
+  num_runs = 1 if preset.ps_tasks else 5
+  assert (options.num_runs, options.num_warmup_batches, options.num_batches) == (num_runs, 10, 100)
+  there = (preset.num_hosts, preset.ps_tasks) if preset.ps_tasks else None
+  assert flags.cluster.tasks(options) == there
   assert options.num_gpus * preset.num_hosts == preset.num_gpus
   if 'use_nccl' in preset.flags:
     assert options.all_reduce_spec == ('nccl' if preset.flags['use_nccl'] else 'copy')
@@ -110,8 +113,8 @@ def test_the_same_value_again_overrides_nothing():
     ),
     (
       ['--preset=ec2_k80_distributed/resnet50'],
-      'ran on 8 workers and 8 parameter servers: give --worker_hosts.*--local_cluster=workers:8,'
-      'ps:8 --device=cpu; or plan one of its hosts by --dry_run',
+      'ran on 8 workers and 8 parameter servers: give --worker_hosts.*--job_name=host.*'
+      '--local_cluster=workers:8,ps:8 --device=cpu; or plan it by --dry_run',
     ),
   ],
 )
@@ -196,16 +199,16 @@ def test_the_list_shows_every_cell(in_process):
   ]
 
 
-def test_a_plan_of_several_hosts_says_what_it_leaves_out(capsys):
+def test_a_plan_of_several_hosts_is_of_that_cluster(capsys):
   options = flags.parse(
     ['--preset=ec2_k80_distributed/inception3', '--dry_run', '--model=trivial', '--batch_size=2']
   )
   plan.show(options)
-  out = capsys.readouterr().out
+  out = ' '.join(capsys.readouterr().out.split())
   assert 'Preset: ec2_k80_distributed/inception3: 1783 images/sec published' in out
-  assert 'Left out: 7 more hosts of 8 GPUs, and 6 parameter-server tasks' in out
+  assert 'distributed_replicated over 8 workers and 6 parameter servers' in out
   # trivial has 4,255,721 parameters, 16.2 MiB: from and to each of 8 hosts.
-  assert '16.2 MiB of gradients from each host' in out and '259.7 MiB in all' in out
+  assert '32.5 MiB from and to each worker, 259.7 MiB in all' in out
 
 
 @pytest.mark.long

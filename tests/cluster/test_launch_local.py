@@ -162,6 +162,21 @@ def test_the_flags_may_stand_in_a_file(tmp_path):
     assert flags.cluster.cluster(flags.parse(command), {}).task == task
 
 
+def test_a_command_for_a_host_starts_its_tasks_with_the_hosts_that_were_given():
+  hosts = ('--worker_hosts=a:1,b:1', '--ps_hosts=a:2,b:2', '--job_name=host')
+  for index, tasks in ((0, ['worker:0', 'ps:0']), (1, ['worker:1', 'ps:1'])):
+    found = commands(*hosts, f'--task_index={index}')
+    assert list(found) == tasks
+    for task, (command, environment) in found.items():
+      own = flags.cluster.cluster(flags.parse(command), {})
+      assert own.task == task
+      assert own.worker_hosts == ('a:1', 'b:1') and own.ps_hosts == ('a:2', 'b:2')
+      assert environment.get('CUDA_VISIBLE_DEVICES') == ('' if task.startswith('ps') else None)
+  # Six parameter servers of eight workers: the last hosts have none.
+  hosts = ('--worker_hosts=n[0-7]:1', '--ps_hosts=n[0-5]:2', '--job_name=host')
+  assert list(commands(*hosts, '--task_index=7')) == ['worker:7']
+
+
 def test_each_worker_has_its_own_gpus_and_a_parameter_server_none():
   gpus = ('--local_cluster=workers:2,ps:1', '--device=gpu', '--num_gpus=2')
   for environment, expected in (
