@@ -36,6 +36,49 @@ def plan_of(batch_size, *args, **options):
     return hpm.plan(make_step(*args, **options), batch_size)
 
 
+def plan_of_chief(mode, num_workers, num_ps):
+  """LeNet in the chief of a cluster, over two GPUs."""
+  options = {'worker': 0, 'num_workers': num_workers}
+  if num_ps:
+    options['ps_devices'] = [f'/job:ps/task:{i}/device:CPU:0' for i in range(num_ps)]
+  with tf.Graph().as_default(), tf.device('/job:worker/task:0'):
+    return hpm.plan(make_step(hpm.models.create('lenet'), mode, **options), 10)
+
+
+@pytest.mark.parametrize('mode', ['parameter_server', 'distributed_replicated'])
+def test_parameter_servers_have_the_variables_and_each_worker_moves_them_once(mode):
+  plan = plan_of_chief(mode, 3, 2)
+  model = 4 * hpm.models.create('lenet').num_params
+  places = [f'/job:ps/task:{i}/device:CPU:0' for i in range(2)]
+  held = [device for device in plan.devices if device.device in places]
+  assert [device.device for device in held] == places
+  assert sum(device.slots for device in held) == model
+  assert sum(device.variables for device in held) == model
+  own = [device for device in plan.devices if 'GPU' in device.device]
+  assert {device.device for device in own} == {
+    f'/job:worker/task:0/device:GPU:{i}' for i in range(2)
+  }
+  copied = mode == 'distributed_replicated'
+  assert [device.variables for device in own] == [model * copied] * 2
+  moved = [t for t in plan.transfers if t.link == 'network']
+  for place, device in zip(places, held, strict=True):
+    for found in (
+      sum(t.bytes for t in moved if t.source == place),
+      sum(t.bytes for t in moved if t.destination == place),
+    ):
+      assert found == pytest.approx(device.slots, rel=1e-3)  # some scalars beside
+
+
+def test_collectives_between_processes_are_planned_as_a_ring_of_workers():
+  plan = plan_of_chief('collective_all_reduce', 4, 0)
+  model = 4 * hpm.models.create('lenet').num_params
+  moved = [t for t in plan.transfers if t.link == 'network']
+  assert {t.destination for t in moved} == {'all workers'}
+  assert sum(t.bytes for t in moved) == pytest.approx(2 * 3 / 4 * model, rel=1e-3)
+  # Half of the buckets are summed on each device and cross from there.
+  assert len({t.source for t in moved}) == 2
+
+
 def test_memory_of_a_small_step_by_hand():
   plan = plan_of(10, two_layers())
   assert [device.device for device in plan.devices] == [

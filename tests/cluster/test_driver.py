@@ -1,17 +1,20 @@
 """The driver in a cluster: lines, totals, checkpoints, the same command again, and how it ends."""
 
 import json
+import math
 import os
 from pathlib import Path
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
 import pytest
 
+from benchmarks import results
 from hpm import checkpoint, pipelines
 
 ROOT = Path(__file__).parents[2]
@@ -20,6 +23,8 @@ MODES = {
   'distributed_replicated': 'workers:2,ps:1',
   'collective_all_reduce': 'workers:2',
 }
+DIGITS = ('--recipe=digits', '--num_gpus=2', '--display_every=1')
+END_S = 10.0
 LENET = (
   '--model=lenet',
   '--device=cpu',
@@ -38,11 +43,11 @@ def sample(tmp_path_factory) -> Path:
   return directory
 
 
-def started(mode: str, *arguments: str) -> subprocess.Popen:
+def started(mode: str, *arguments: str, model: tuple[str, ...] = LENET) -> subprocess.Popen:
   return subprocess.Popen(
     [
       *(sys.executable, 'benchmarks/run.py', f'--variable_update={mode}'),
-      *(f'--local_cluster={MODES[mode]}', '--heartbeat_timeout_s=60', *LENET, *arguments),
+      *(f'--local_cluster={MODES[mode]}', '--heartbeat_timeout_s=60', *model, *arguments),
     ],
     cwd=ROOT,
     env={**os.environ, 'PYTHONPATH': str(ROOT)},
@@ -52,12 +57,21 @@ def started(mode: str, *arguments: str) -> subprocess.Popen:
   )
 
 
-def run(mode: str, *arguments: str) -> list[str]:
-  """The lines of a cluster that ends well."""
-  process = started(mode, *arguments)
-  out, _ = process.communicate(timeout=300)
-  assert process.returncode == 0, out
-  return out.splitlines()
+def run(mode: str, *arguments: str, model: tuple[str, ...] = LENET) -> list[str]:
+  """The lines of a cluster that ends well, soon after its last step or evaluation."""
+  process = started(mode, *arguments, model=model)
+  stop = threading.Timer(300, process.kill)
+  stop.start()
+  lines, last = [], time.monotonic()
+  for line in process.stdout:
+    lines.append(line.rstrip('\n'))
+    if re.search(r'\timages/sec|\] Accuracy @ 1', line):
+      last = time.monotonic()
+  code = process.wait()
+  stop.cancel()
+  assert code == 0, '\n'.join(lines)
+  assert time.monotonic() - last < END_S, '\n'.join(lines[-20:])
+  return lines
 
 
 def values_of(directory: Path) -> dict[str, np.ndarray]:
@@ -154,6 +168,93 @@ def test_asynchronous_workers_end_apart_and_count_together(tmp_path):
   values = values_of(tmp_path)
   assert values['step'] == 2 * 7
   assert values['samples'] == 14 * 4
+
+
+def check_evaluated(mode: str, directory: Path, *arguments: str) -> None:
+  """Evaluated once an epoch of all workers by the chief, who ends the training at an accuracy."""
+  files = (f'--train_dir={directory}/train', f'--result_json={directory}/run.json')
+  lines = run(
+    mode,
+    *('--num_epochs=8', '--stop_at_top_1_accuracy=0.85', f'--curve_file={directory}/curve.png'),
+    *(*files, *arguments),
+    model=DIGITS,
+  )
+  assert not [line for line in lines if 'Evaluation' in line and not line.startswith('[worker:0]')]
+  result = results.read(str(directory / 'run.json'))
+  assert result['batch_size_per_device'] * 4 == result['batch_size_global'] == 64
+  found, reached = result['evaluations'], result['to_accuracy']
+  images = [one['images'] for one in found if one['step'] <= reached['step']]
+  # Of 1,437 training images, by two workers in whole batches of 64.
+  calls = int(dict(a.split('=') for a in arguments).get('--steps_per_call', 1))
+  for epoch, count in enumerate(images, 1):
+    assert 1437 * epoch <= count < 1437 * epoch + 64 * calls
+  assert reached['top_1'] >= 0.85
+  assert all(one['top_1'] < 0.85 for one in found if one['step'] < reached['step'])
+  assert {one['num_samples'] for one in found} == {360}
+  last = checkpoint.latest(str(directory / 'train'))
+  values = checkpoint.read(last)[0]
+  assert values['step'] == found[-1]['step'] == reached['step'] + 1  # the others were in it already
+  assert result['curve']['step'] == list(range(1, values['step'] + 1))
+  assert result['curve']['images'][-1] == values['samples'] == found[-1]['images']
+  assert (directory / 'curve.png').read_bytes().startswith(b'\x89PNG')
+  other = results.read(str(directory / 'run.worker-1.json'))
+  assert 'evaluations' not in other and 'curve' not in other
+  # One process that evaluates the checkpoint finds the same.
+  command = ('--model=lenet', '--data_name=digits', '--image_size=8', '--num_classes=10', '--eval')
+  done = subprocess.run(
+    [
+      *(sys.executable, 'benchmarks/run.py', *command, f'--train_dir={directory}/train'),
+      *('--device=cpu', '--batch_size=90', f'--result_json={directory}/eval.json'),
+    ],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done.stderr
+  accuracy = results.read(str(directory / 'eval.json'))['accuracy']
+  assert accuracy['top_1'] == pytest.approx(found[-1]['top_1'])
+
+
+def test_the_chief_evaluates_and_all_end_at_an_accuracy(tmp_path):
+  check_evaluated('collective_all_reduce', tmp_path, '--steps_per_call=4')
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('mode', MODES)
+def test_so_it_is_in_every_mode(mode, tmp_path):
+  check_evaluated(mode, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('mode', [*MODES, 'asynchronous'])
+def test_each_image_comes_once_an_epoch_of_unequal_shares_and_then_nothing_is_left(mode, tmp_path):
+  """1,437 images: 719 and 718. The same command again has nothing to do, in all workers."""
+  apart = mode == 'asynchronous'
+  mode = 'parameter_server' if apart else mode
+  arguments = [f'--train_dir={tmp_path}', '--num_epochs=3']
+  if apart:
+    model = (*LENET, '--data_name=digits', '--image_size=8', '--num_classes=10', '--batch_size=16')
+    arguments += ['--cross_replica_sync=false', '--eval_during_training_every_n_epochs=1']
+  else:
+    model = DIGITS
+  lines = run(mode, *arguments, model=model)
+  assert values_of(tmp_path)['samples'] == 3 * 1437
+  assert any(line.startswith('[worker:0] Accuracy @ 1') for line in lines)
+  again = run(mode, *arguments, model=model)
+  for worker in (0, 1):
+    (line,) = [line for line in again if line.startswith(f'[worker:{worker}] Nothing to do')]
+    assert '3' in line
+  assert values_of(tmp_path)['samples'] == 3 * 1437
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('mode', MODES)
+def test_a_part_of_an_epoch_ends_after_so_many_steps(mode, tmp_path):
+  """Also with synthetic data, which never ends."""
+  run(mode, f'--train_dir={tmp_path}/a', '--num_epochs=1.5', model=DIGITS)
+  assert values_of(tmp_path / 'a')['samples'] == 64 * math.ceil(1.5 * 1437 / 64)
+  run(mode, f'--train_dir={tmp_path}/b', '--num_epochs=0.00003')
+  assert values_of(tmp_path / 'b')['step'] == math.ceil(0.00003 * 1281167 / 8)
 
 
 @pytest.mark.long

@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+import re
 import subprocess
 import sys
 import time
@@ -24,7 +25,7 @@ END_S = 10.0
 def run(
   num_workers: int, num_ps: int, cases: list[dict[str, Any]], out: Path, timeout_s: float = 400.0
 ) -> list[list[dict[str, np.ndarray]]]:
-  """What each worker saw of each case; all processes have ended well, soon after one another."""
+  """What each worker saw of each case; all processes have ended well, soon after the last step."""
   ports = listening.free_ports(num_workers + num_ps)
   hosts = [f'127.0.0.1:{port}' for port in ports]
   settings = {
@@ -44,14 +45,18 @@ def run(
         stdout=log,
         stderr=subprocess.STDOUT,
       )
+  logs = {task: out / f'{task}.log' for task in tasks}
   try:
     until = time.monotonic() + timeout_s
     for process in processes.values():
       code = process.wait(max(0.1, until - time.monotonic()))
-      assert code == 0, '\n'.join(f'{t}: {(out / f"{t}.log").read_text()[-2000:]}' for t in tasks)
+      assert code == 0, '\n'.join(f'{t}: {log.read_text()[-2000:]}' for t, log in logs.items())
+    ended = time.monotonic()
   finally:
     for process in processes.values():
       process.kill()
+  workers = [logs[task].read_text() for task in tasks if task.startswith('worker')]
+  assert ended - max(float(re.findall('done at (.*)', log)[-1]) for log in workers) < END_S
   return [
     [dict(np.load(out / f'{number}-{worker}.npz')) for worker in range(num_workers)]
     for number in range(len(cases))

@@ -50,6 +50,7 @@ def main() -> int:
       run_case(runtime, case, os.path.join(settings['out'], f'{number}-{index}.npz'))
       print(f'{case["mode"]}: {time.monotonic() - started:.1f} s', flush=True)
       runtime.close()
+    print(f'done at {time.monotonic():.1f}', flush=True)
   return 0
 
 

@@ -173,9 +173,9 @@ def test_collectives_are_read_with_their_key_and_size(graph):
         name=f'nccl_{i}',
       )
   assert placement.collectives(graph) == [
-    placement.Collective('sum_0', '/device:GPU:0', 17, 20),
+    placement.Collective('sum_0', '/device:GPU:0', 17, 20, 2),
     placement.Collective('nccl_0', '/device:GPU:0', b'mine', 6),
-    placement.Collective('sum_1', '/device:GPU:1', 17, 20),
+    placement.Collective('sum_1', '/device:GPU:1', 17, 20, 2),
     placement.Collective('nccl_1', '/device:GPU:1', b'mine', 6),
   ]
   assert placement.check(graph) == []
