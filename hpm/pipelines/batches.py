@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from hpm import errors
 from hpm.errors import DataError
-from hpm.pipelines import augment, sources, tfdata
+from hpm.pipelines import augment, inline, sources, tfdata
 
 __all__ = [
   'RESIZES',
@@ -116,6 +116,9 @@ class BatchPipeline(tfdata.TfDataPipeline):
     if make is not None and plain:
       self._decode_images = functools.partial(make, self.image_size)
 
+  # Whether `_undecoded` has no branches, and little to do.
+  _undecoded_inline = False
+
   @abc.abstractmethod
   def _undecoded(self, ident: tf.Tensor, item: tf.Tensor) -> Undecoded:
     """What Python needs of a sample; `item` is what the source's reader gave."""
@@ -123,9 +126,19 @@ class BatchPipeline(tfdata.TfDataPipeline):
   def _batches(self, first: int) -> tf.data.Dataset:
     if self._decode_images is None:
       return super()._batches(first)
-    chosen = self._samples(first).map(self._choose)
-    return chosen.batch(self.batch_size, drop_remainder=self._num_epochs is None).map(
-      self._decode_batch, num_parallel_calls=self._num_parallel_calls, deterministic=True
+    samples = self._samples(first)
+    chosen = (
+      inline.map_inline(samples, self._choose)
+      if self._undecoded_inline
+      else samples.map(self._choose)
+    )
+    options = tf.data.Options()
+    # Both in one would wake threads for every sample, to copy a few numbers.
+    options.experimental_optimization.map_and_batch_fusion = False
+    return (
+      chosen.batch(self.batch_size, drop_remainder=self._num_epochs is None)
+      .with_options(options)
+      .map(self._decode_batch, num_parallel_calls=self._num_parallel_calls, deterministic=True)
     )
 
   def _choose(self, position: tf.Tensor, ident: tf.Tensor, item: tf.Tensor) -> tuple:

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from hpm import errors
 from hpm.errors import UsageError
-from hpm.pipelines import base, sources
+from hpm.pipelines import base, inline, sources
 
 __all__ = ['Order', 'sample_id', 'samples', 'split_id', 'subseed']
 
@@ -192,7 +192,8 @@ def _permuted(
     return position, ident, tf.constant('')
 
   end = _INT64_MAX if num_epochs is None else max(num_epochs * size, skip)
-  return tf.data.Dataset.range(skip, end).map(locate)
+  positions = tf.data.Dataset.zip((tf.data.Dataset.range(skip, end),))
+  return inline.map_inline(positions, locate)
 
 
 def _three(seed: int, epoch: tf.Tensor) -> tf.Tensor:

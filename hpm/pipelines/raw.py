@@ -192,6 +192,8 @@ class RawPipeline(batches.BatchPipeline):
     self._image_shape = (1 + height, max(width, device_crop.HEADER // 3), 3)
     self._decode_images = functools.partial(self._decode_images, self._image_shape)
 
+  _undecoded_inline = True
+
   def _undecoded(self, ident: tf.Tensor, item: tf.Tensor) -> batches.Undecoded:
     file, record = order.split_id(ident)
     index = tf.gather(tf.constant(self._starts), file) + record
