@@ -2,14 +2,14 @@
 
 from concurrent import futures
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from hpm.errors import UsageError
-from hpm.optimizers.rules import learning_rate_at
+from hpm.optimizers.rules import Schedule, learning_rate_at
 
 __all__ = ['KerasRule', 'from_keras']
 
@@ -53,7 +53,9 @@ class KerasRule:
   """
 
   optimizer: keras.optimizers.Optimizer
-  atomic = False
+  _rate: float | Schedule = dataclasses.field(init=False, repr=False)
+  _fills: dict[str, float] = dataclasses.field(init=False, repr=False)
+  atomic: ClassVar[bool] = False
 
   def __post_init__(self):
     name = type(self.optimizer).__name__
