@@ -266,26 +266,65 @@ class Builder:
       use_bias: whether a bias is added.
       initializer: of the kernel; `he_normal('out')` if left out.
     """
-    height, width = (size, size) if isinstance(size, int) else size
-    channels = x.shape[self.channel_axis]
     with self.scope(name):
-      shape = (height, width, channels, filters)
-      kernel = self._cast(self.param('kernel', shape, initializer or he_normal('out')))
-      if height == width and strides > 1 and not isinstance(padding, str) and channels <= 4:
-        x = self._stem(x, kernel, strides, padding)
-      elif height == width == 1 and padding in ('SAME', 'VALID', 0) and self._plain:
-        x = self.subsample(x, strides)
-        x = rewrites.pointwise(x, kernel) if self.training else tf.nn.conv2d(x, kernel, 1, 'SAME')
-      else:
-        if strides > 1 and not isinstance(padding, str) and self._plain:
-          # oneDNN's gradients of padded input cost a fifth to a half less than those with padding.
-          x, padding = self.pad(x, padding), 'VALID'
-        pads = self._explicit(padding, (height, width), strides)
-        x = tf.nn.conv2d(x, kernel, strides, pads, data_format=self.data_format)
+      x = self._convolve(x, self._kernel(x, filters, size, initializer), strides, padding)
       if use_bias:
         bias = self._cast(self.param('bias', (filters,), zeros))
         x = tf.nn.bias_add(x, bias, data_format=self.data_format)
     return x
+
+  def conv_norm_add(
+    self,
+    conv: str,
+    norm: str,
+    x: tf.Tensor,
+    beside: tf.Tensor,
+    filters: int,
+    size: Size,
+    strides: int = 1,
+    padding: Padding = 'SAME',
+    scale_initializer: Initializer = ones,
+  ) -> tf.Tensor:
+    """`beside` plus `conv` followed by `batch_norm`, under those names: a residual block's end.
+
+    In inference batch norm goes into kernel and bias, because oneDNN adds, and applies a ReLU that
+    follows, within convolutions that have a bias, and not within those that have batch norm.
+    """
+    if self.training or not self._plain:
+      x = self.conv(conv, x, filters, size, strides, padding)
+      return self.batch_norm(norm, x, scale_initializer) + beside
+    with self.scope(conv):
+      kernel = self._kernel(x, filters, size)
+    with self.scope(norm):
+      scale, offset, mean, variance = self._norm_values(filters, scale_initializer)
+    factor = scale * tf.math.rsqrt(variance + self.norm.epsilon)
+    # Not before `x` is there, or all kernels' products would lie in memory at once. (The edge comes
+    # from a copy, since TensorFlow fuses nothing with an op that has edges of this kind itself.)
+    with tf.control_dependencies([tf.identity(x)]):
+      kernel = kernel * factor
+    x = self._convolve(x, kernel, strides, padding)
+    # A plain sum would not be put into the convolution.
+    return tf.add_n([tf.nn.bias_add(x, offset - mean * factor), beside])
+
+  def _kernel(
+    self, x: tf.Tensor, filters: int, size: Size, initializer: Initializer | None = None
+  ) -> tf.Tensor:
+    height, width = (size, size) if isinstance(size, int) else size
+    shape = (height, width, x.shape[self.channel_axis], filters)
+    return self._cast(self.param('kernel', shape, initializer or he_normal('out')))
+
+  def _convolve(self, x: tf.Tensor, kernel: tf.Tensor, strides: int, padding: Padding) -> tf.Tensor:
+    height, width, channels, _ = kernel.shape
+    if height == width and strides > 1 and not isinstance(padding, str) and channels <= 4:
+      return self._stem(x, kernel, strides, padding)
+    if height == width == 1 and padding in ('SAME', 'VALID', 0) and self._plain:
+      x = self.subsample(x, strides)
+      return rewrites.pointwise(x, kernel) if self.training else tf.nn.conv2d(x, kernel, 1, 'SAME')
+    if strides > 1 and not isinstance(padding, str) and self._plain:
+      # oneDNN's gradients of padded input cost a fifth to a half less than those with padding.
+      x, padding = self.pad(x, padding), 'VALID'
+    pads = self._explicit(padding, (height, width), strides)
+    return tf.nn.conv2d(x, kernel, strides, pads, data_format=self.data_format)
 
   def _stem(self, x: tf.Tensor, kernel: tf.Tensor, strides: int, padding: int) -> tf.Tensor:
     if self.stem_rewrite:
@@ -344,11 +383,8 @@ class Builder:
     """
     norm = norm or self.norm
     with self.scope(name):
-      shape = (x.shape[self.channel_axis],)
-      scale = self.param('scale', shape, scale_initializer)
-      offset = self.param('offset', shape, zeros)
-      mean = self.state('moving_mean', shape, zeros)
-      variance = self.state('moving_variance', shape, ones)
+      channels = x.shape[self.channel_axis]
+      scale, offset, mean, variance = self._norm_values(channels, scale_initializer)
       if self.training and self._cross_replica is not None:
         y, mean, variance = _cross_replica_batch_norm(
           x,
@@ -382,6 +418,16 @@ class Builder:
         self.set_state('moving_mean', mean)
         self.set_state('moving_variance', variance)
     return y
+
+  def _norm_values(self, channels: int, scale_initializer: Initializer) -> tuple[tf.Tensor, ...]:
+    """Scale, offset, moving mean and moving variance, under the scope of a batch norm."""
+    shape = (channels,)
+    return (
+      self.param('scale', shape, scale_initializer),
+      self.param('offset', shape, zeros),
+      self.state('moving_mean', shape, zeros),
+      self.state('moving_variance', shape, ones),
+    )
 
   def max_pool(
     self, x: tf.Tensor, size: int, strides: int, padding: Padding = 'VALID'

@@ -66,8 +66,9 @@ def mobilenet_v2(
     if expansion > 1:
       y = tf.nn.relu6(b.batch_norm('bn0', b.conv('expand', y, expansion * channels, 1)))
     y = tf.nn.relu6(b.batch_norm('bn1', b.depthwise_conv('depthwise', y, 3, strides, padding)))
-    y = b.batch_norm('bn2', b.conv('project', y, filters, 1))
-    return x + y if strides == 1 and channels == filters else y
+    if strides == 1 and channels == filters:
+      return b.conv_norm_add('project', 'bn2', y, x, filters, 1)
+    return b.batch_norm('bn2', b.conv('project', y, filters, 1))
 
   return Model(
     network,

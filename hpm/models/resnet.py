@@ -33,9 +33,13 @@ def conv_norm(
   size: int,
   strides: int,
   scale: Initializer = ones,
+  beside: tf.Tensor | None = None,
 ) -> tf.Tensor:
-  x = b.conv(f'conv{label}', x, filters, size, strides, size // 2)
-  return b.batch_norm(f'bn{label}', x, scale)
+  """Convolution `conv{label}` and batch norm `bn{label}`, plus `beside`."""
+  conv, norm = f'conv{label}', f'bn{label}'
+  if beside is not None:
+    return b.conv_norm_add(conv, norm, x, beside, filters, size, strides, size // 2, scale)
+  return b.batch_norm(norm, b.conv(conv, x, filters, size, strides, size // 2), scale)
 
 
 def projection(b: Builder, x: tf.Tensor, filters: int, strides: int) -> tf.Tensor:
@@ -63,8 +67,7 @@ def basic(
   """Two 3x3 convolutions; the last batch norm starts with `scale`."""
   beside = shortcut(b, x, filters, strides)
   x = tf.nn.relu(conv_norm(b, '1', x, filters, 3, strides))
-  x = conv_norm(b, '2', x, filters, 3, 1, scale)
-  return tf.nn.relu(x + beside)
+  return tf.nn.relu(conv_norm(b, '2', x, filters, 3, 1, scale, beside))
 
 
 def bottleneck(
@@ -80,8 +83,7 @@ def bottleneck(
   beside = projection(b, x, 4 * filters, strides)
   x = tf.nn.relu(conv_norm(b, '1', x, filters, 1, first))
   x = tf.nn.relu(conv_norm(b, '2', x, filters, 3, second))
-  x = conv_norm(b, '3', x, 4 * filters, 1, 1, scale)
-  return tf.nn.relu(x + beside)
+  return tf.nn.relu(conv_norm(b, '3', x, 4 * filters, 1, 1, scale, beside))
 
 
 bottleneck_v1_5 = functools.partial(bottleneck, stride_on_3x3=True)

@@ -1,4 +1,10 @@
-"""The builder: names, batch norm, dropout."""
+"""The builder: names, batch norm, ends of blocks, dropout."""
+
+from collections import Counter
+import os
+from pathlib import Path
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -153,3 +159,98 @@ def test_convolution_pads_as_it_is_told(padding):
   expected = np.einsum('yxcij,ijco->yxo', windows, params['conv/kernel'].numpy())
   y, _ = model.apply(params, {}, x, training=False)
   np.testing.assert_allclose(y, expected.reshape(1, -1), rtol=1e-4, atol=1e-5)
+
+
+def residual(apart):
+  """A block's end in one call, or its parts one by one."""
+
+  def network(b, x):
+    beside = b.conv('beside', x, 5, 1, 2)
+    if apart:
+      y = beside + b.batch_norm('bn', b.conv('conv', x, 5, 3, 2, 1))
+    else:
+      y = b.conv_norm_add('conv', 'bn', x, beside, 5, 3, 2, 1)
+    return b.flatten(tf.nn.relu(y))
+
+  return network
+
+
+@pytest.mark.parametrize('training', [False, True], ids=['inference', 'training'])
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_a_blocks_end_in_one_call_is_its_parts(training, dtype):
+  rng = np.random.default_rng(0)
+  norm = hpm.models.BatchNorm(epsilon=1e-2)
+  results = []
+  for apart in (False, True):
+    model = model_of(residual(apart), dtype=dtype, batch_norm=norm)
+    if not results:
+      params, state = (
+        {name: tf.constant(rng.uniform(0.5, 1.5, value.shape), tf.float32)
+         for name, value in values.items()} for values in model.init()
+      )  # fmt: skip
+
+    @tf.function(autograph=False)
+    def run(params, x):
+      with tf.GradientTape() as tape:
+        tape.watch([params, x])
+        logits, new_state = model.apply(params, state, x, training)  # noqa: B023
+        loss = tf.reduce_sum(tf.sin(logits))
+      return {'logits': logits, 'x': tape.gradient(loss, x), **new_state}
+
+    results.append(run(params, tf.cast(images(), dtype)))
+  one, parts = results
+  assert one.keys() == parts.keys()
+  for name, value in parts.items():
+    error = np.max(np.abs(np.asarray(one[name] - value, np.float32))) / np.max(np.abs(value))
+    assert error <= 1e-5, (name, error)  # the scale multiplies kernels there, and sums here
+
+
+FUSED = """
+import sys
+import numpy as np, tensorflow as tf
+import hpm
+model = hpm.models.create('resnet18', image_size=32, num_classes=10)
+with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+  feed = {}
+  def given(shape):
+    tensor = tf.compat.v1.placeholder(tf.float32, shape)
+    feed[tensor] = np.ones(shape, np.float32)
+    return tensor
+  params, state = (
+    {name: given(spec.shape) for name, spec in specs.items()}
+    for specs in (model.param_specs, model.state_specs)
+  )
+  logits, _ = model.apply(params, state, given([2, 32, 32, 3]), False)
+  ran = tf.compat.v1.RunMetadata()
+  options = tf.compat.v1.RunOptions(output_partition_graphs=True)
+  session.run(logits, feed, options=options, run_metadata=ran)
+for graph in ran.partition_graphs:
+  for node in graph.node:
+    if 'fused_ops' in node.attr and 'Conv2D' in node.op:
+      print(*(op.decode() for op in node.attr['fused_ops'].list.s))
+"""
+
+
+def test_tensorflow_puts_a_blocks_end_into_its_last_convolution():
+  result = subprocess.run(
+    [sys.executable, '-c', FUSED],
+    cwd=Path(__file__).parents[2],
+    env=os.environ | {'TF_ENABLE_ONEDNN_OPTS': '1'},
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert result.returncode == 0, result.stderr[-2000:]
+  fused = Counter(result.stdout.splitlines())
+  # 8 blocks; the stem and the first convolution of each; three projections.
+  assert fused == {'BiasAdd Add Relu': 8, 'FusedBatchNorm Relu': 9, 'FusedBatchNorm': 3}
+
+
+def test_no_kernel_is_scaled_before_its_input_is_there():
+  model = hpm.models.create('resnet18', image_size=32, num_classes=10)
+  with tf.Graph().as_default() as graph:
+    model.apply(*model.init(), tf.zeros([2, 32, 32, 3]), False)
+  convolutions = [op for op in graph.get_operations() if op.type == 'Conv2D']
+  scaled = [op.inputs[1].op for op in convolutions if op.inputs[1].op.type == 'Mul']
+  scaled = [op for op in scaled if op.control_inputs]
+  assert len(scaled) == 8
