@@ -4,6 +4,8 @@ A new model is one function of a builder in one new file, and one line in `MODEL
 elsewhere go by 'keras:NAME' or 'module:function'.
 """
 
+from collections.abc import Callable
+import inspect
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,7 @@ __all__ = [
   'Model',
   'Module',
   'check_name',
+  'check_recompute',
   'check_stem_rewrite',
   'create',
   'describe',
@@ -91,6 +94,8 @@ WITH_STRIDED_STEM = frozenset(
   if name in ('alexnet', 'googlenet', 'inception1', 'densenet121')
   or re.match(r'resnet(18|34|50|101|152|200)', name)
 )
+# Models that are not made of blocks, whose activations could be computed again.
+WITHOUT_BLOCKS = frozenset(['trivial', 'lenet', 'alexnet'])
 
 __getattr__ = registry.lazy(
   __name__,
@@ -122,12 +127,20 @@ def create(name: str, **options: Any) -> 'Model':
       again, for less memory and more time), `stem_rewrite` (one of `STEM_REWRITES`: another way to
       compute a strided first convolution, with the same parameters and results), and what the
       model's own function takes.
+
+  Raises:
+    UsageError: there is no such model or option, or the model can't have the option; said here, or
+      when the model is built.
   """
   check_name(name)
+  if options.get('recompute'):
+    check_recompute(name)
   if options.get('stem_rewrite'):
     check_stem_rewrite(name, options['stem_rewrite'])
   if name in MODELS:
-    return registry.resolve('model', MODELS, name)(**options)
+    function = registry.resolve('model', MODELS, name)
+    _check_options(name, function, options)
+    return function(**options)
   from hpm.models import external  # it imports TensorFlow
 
   return external.create(name, **options)
@@ -155,3 +168,26 @@ def check_stem_rewrite(name: str, rewrite: str) -> None:
       f'stem_rewrite {rewrite!r}: model {name} does not begin with a strided convolution that is '
       f'padded by pixels: leave it out, or use one of {", ".join(sorted(WITH_STRIDED_STEM))}'
     )
+
+
+def check_recompute(name: str) -> None:
+  """UsageError unless the model `name` is made of blocks whose activations can be computed again.
+
+  Of functions of the user's that is found out when their model is built.
+  """
+  if name.startswith('keras:'):
+    raise UsageError(f'recompute: {name} is built by Keras, which decides that: leave it out')
+  if name in WITHOUT_BLOCKS:
+    raise UsageError(
+      f'recompute: model {name} has no blocks that could be computed again: leave it out'
+    )
+
+
+def _check_options(name: str, function: Callable[..., 'Model'], options: dict[str, Any]) -> None:
+  from hpm.models.builder import Model
+
+  bound = {'network', 'name', 'image_shape', 'variants'}  # by the model's own function
+  valid = {*inspect.signature(Model).parameters, *inspect.signature(function).parameters} - bound
+  for option in options:
+    if option not in valid:
+      raise errors.unknown(f'option of {name}', option, valid - {'options'})

@@ -123,6 +123,7 @@ class Builder:
     stem_rewrite: one of `STEM_REWRITES` until the stem has been built by it, or ''.
     new_state: the state after this application, name -> value.
     auxiliary: further heads, see `auxiliary_head`.
+    num_blocks: calls of `block`.
   """
 
   def __init__(
@@ -146,6 +147,7 @@ class Builder:
     self.stem_rewrite = stem_rewrite
     self.new_state: dict[str, tf.Tensor] = {}
     self.auxiliary: list[tuple[tf.Tensor, float]] = []
+    self.num_blocks = 0
     self._param = param
     self._state = state
     self._rng = rng
@@ -171,6 +173,7 @@ class Builder:
     With a model's `recompute` a block keeps only its input for the backward pass, which computes
     its activations again (Chen et al. 2016, arXiv:1604.06174).
     """
+    self.num_blocks += 1
     with self.scope(name):
       if self._recompute is None or not self.training:
         return function(self, x, *args, **kwargs)
@@ -487,6 +490,8 @@ class Builder:
 
   def dropout(self, name: str, x: tf.Tensor, rate: float) -> tf.Tensor:
     """Drops with probability `rate` in training; the mask follows from `rng` and the name."""
+    if not 0.0 <= rate < 1.0:
+      raise UsageError(f'dropout {rate}: must lie in [0, 1)')
     if not self.training or not rate:
       return x
     if self._rng is None:
@@ -741,7 +746,7 @@ class Model:
     def collect(specs: dict[str, Spec]) -> Callable[[str, Spec], tf.Tensor]:
       def placeholder(name: str, spec: Spec) -> tf.Tensor:
         if name in params or name in state:
-          raise ValueError(f'model {self.name}: two values are called {name!r}')
+          raise UsageError(f'model {self.name}: two values are called {name!r}: rename one')
         specs[name] = spec
         return tf.compat.v1.placeholder(tf.float32, spec.shape)
 
@@ -763,16 +768,21 @@ class Model:
       )
       try:
         logits = self._network(builder, tf.compat.v1.placeholder(dtype, (None, *shape)))
+      except UsageError:
+        raise
       except ValueError as error:
-        if 'two values' in str(error):
-          raise
+        reason = str(error).splitlines()[0].partition(" for '{{node")[0]
         raise UsageError(
-          f'model {self.name} does not fit images of {height} x {width} x {channels}: '
-          f'{str(error).splitlines()[0]}'
+          f'model {self.name} does not fit images of {height} x {width} x {channels}: {reason}'
         ) from error
       if builder.stem_rewrite:
         raise UsageError(
           f'stem_rewrite {self.stem_rewrite!r}: model {self.name} has no strided first convolution '
           'with padding by pixels that it could rewrite: leave it out'
+        )
+      if self.recompute and not builder.num_blocks:
+        raise UsageError(
+          f'recompute: model {self.name} has no blocks that could be computed again: leave it out, '
+          'or build the network with Builder.block'
         )
       return params, state, flops.count_macs(logits)

@@ -18,8 +18,8 @@ from hpm.models.keras_adapter import KerasModel, building, first_line, from_kera
 
 __all__ = ['application', 'create', 'from_function']
 
-# Options of the applications that are decided here. Pretrained weights want the preprocessing that
-# they were trained with, which is for the user to know: see `from_keras` and its `input_range`.
+# What of an application is decided here. Pretrained weights want the preprocessing that they were
+# trained with, which is for the user to know: see `from_keras` and its `input_range`.
 _DECIDED = frozenset(
   [
     'weights',
@@ -70,6 +70,11 @@ def application(
   parameters = inspect.signature(functions[name]).parameters
   free = parameters.keys() - _DECIDED
   for option in options:
+    if option in _DECIDED:
+      raise UsageError(
+        f'keras:{name}: {option} is decided here: for another one build the Keras model yourself '
+        'and give it to hpm.models.from_keras'
+      )
     if option not in free:
       raise errors.unknown(f'option of keras:{name}', option, free)
   arguments = {'weights': None, 'classifier_activation': None, 'classes': num_classes, **options}
@@ -109,13 +114,18 @@ def from_function(name: str, **options: Any) -> Model:
   parameters = inspect.signature(function).parameters
   takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
   taken = {key: value for key, value in options.items() if takes_all or key in parameters}
+  for key, p in parameters.items():
+    is_one = p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    if is_one and key not in taken and p.default is p.empty:
+      raise UsageError(f'{name} needs {key}, which no option gives: let it have a default')
   with building(options.get('dtype') or 'float32', options.get('data_format') or 'NHWC'):
     model = function(**taken)
     if isinstance(model, keras.Model):
       return _adapted(model, name, options, taken)
   if not isinstance(model, Model):
     raise UsageError(
-      f'{name} returned a {type(model).__name__}: a Keras model or an hpm.models.Model is needed'
+      f'{name} returned an object of type {type(model).__name__}: a Keras model or an '
+      'hpm.models.Model is needed'
     )
   for key, value in options.items():
     if key not in taken and value not in (None, getattr(model, key, None)):

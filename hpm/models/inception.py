@@ -297,9 +297,8 @@ def inception3(
         x = chain(b, x, [Pool('average', 5, 3, 'VALID'), Conv(128), Conv(768, 5, 1, 'VALID')])
         b.auxiliary_head(b.dense('logits', b.global_average_pool(x), num_classes), 0.4)
 
-  return _model(
-    network, 'inception3', num_classes, image_size, '1512.00567', options, variant, VARIANTS
-  )
+  options = {'variant': variant, **options}
+  return _model(network, 'inception3', num_classes, image_size, '1512.00567', options, VARIANTS)
 
 
 # v4, figures 3 to 9 of the paper.
@@ -396,7 +395,6 @@ def _model(
   image_size: int,
   paper: str,
   options: dict[str, Any],
-  variant: str = '',
   variants: Mapping[str, BatchNorm] = _PAPER,
 ) -> Model:
   return Model(
@@ -404,7 +402,6 @@ def _model(
     name=name,
     image_shape=(image_size, image_size, 3),
     num_classes=num_classes,
-    variant=variant,
     variants=variants,
     **{'source': f'Szegedy et al., arXiv:{paper}', **options},
   )

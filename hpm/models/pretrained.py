@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from hpm import errors
 from hpm.errors import DataError, UsageError
 from hpm.models import MODELS
 from hpm.models.builder import Model
@@ -79,6 +80,7 @@ def load(
     _exists(where)
     weights = _read_h5(where) if kind == 'keras' else read_state_dict(where)
   family = _family(model, kind, where)
+  _check_fresh(model, fresh)
   convert: Any = _from_keras if kind == 'keras' else _from_torch
   values = convert(model, family, weights, where, tuple(fresh))
   with tf.device('/CPU:0'):
@@ -175,6 +177,15 @@ def _layers(model: Model) -> Iterator[tuple[str, tuple[str, ...]]]:
     layer, _, leaf = name.rpartition('/')
     layers.setdefault(layer, []).append(leaf)
   yield from ((layer, tuple(leaves)) for layer, leaves in layers.items())
+
+
+def _check_fresh(model: Model, fresh: Sequence[str]) -> None:
+  if isinstance(fresh, str):
+    raise UsageError(f'fresh={fresh!r}: a sequence of layers is needed, such as ({fresh!r},)')
+  layers = [layer for layer, _ in _layers(model)]
+  for name in fresh:
+    if not any(_is_fresh(layer, (name,)) for layer in layers):
+      raise errors.unknown(f'layer of {model.name} in fresh', name, layers)
 
 
 def _is_fresh(layer: str, fresh: Sequence[str]) -> bool:

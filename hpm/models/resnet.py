@@ -181,7 +181,7 @@ def resnet(
     x = stages(b, x, block, 64, blocks, scale=zeros if zero_init else ones)
     return b.dense('logits', b.global_average_pool(x), num_classes, normal(0.01))
 
-  return _model(network, name, num_classes, image_size, options, variant, VARIANTS)
+  return _model(network, name, num_classes, image_size, {'variant': variant, **options}, VARIANTS)
 
 
 def resnet_v2(
@@ -203,7 +203,7 @@ def resnet_v2(
     x = norm_relu(b, '', x)
     return b.dense('logits', b.global_average_pool(x), num_classes, normal(0.01))
 
-  return _model(network, name, num_classes, image_size, options, variant, VARIANTS)
+  return _model(network, name, num_classes, image_size, {'variant': variant, **options}, VARIANTS)
 
 
 def cifar_resnet(
@@ -244,7 +244,6 @@ def _model(
   num_classes: int,
   image_size: int,
   options: dict[str, Any],
-  variant: str = '',
   variants: Mapping[str, BatchNorm] | None = None,
 ) -> Model:
   paper = '1603.05027' if name.endswith('_v2') else '1512.03385'
@@ -253,13 +252,8 @@ def _model(
     name=name,
     image_shape=(image_size, image_size, 3),
     num_classes=num_classes,
-    variant=variant,
     variants=variants,
-    **{
-      'batch_size': 64,
-      'source': f'He et al., arXiv:{paper}',
-      **options,
-    },
+    **{'batch_size': 64, 'source': f'He et al., arXiv:{paper}', **options},
   )
 
 

@@ -231,7 +231,7 @@ def test_dropout_acts_in_training_alone_and_can_be_left_out(name):
 @pytest.mark.parametrize('name', ['resnet18', 'resnet50', 'resnet20'])
 def test_zero_init_makes_blocks_start_as_their_shortcuts(name):
   if name == 'resnet20':
-    with pytest.raises(TypeError, match='zero_init'):
+    with pytest.raises(UsageError, match="unknown option of resnet20 'zero_init'"):
       small(name, zero_init=True)
     return
   model = small(name, zero_init=True)
@@ -269,6 +269,22 @@ def test_unknown_variants_are_refused():
     hpm.models.create('resnet50', variant='kears')
   with pytest.raises(UsageError, match="unknown variant of vgg16 'keras': valid: ''"):
     hpm.models.create('vgg16', variant='keras')
+
+
+def test_options_that_a_model_has_not_are_refused_by_name():
+  with pytest.raises(UsageError, match="unknown option of resnet18 'dropuot'.*valid: .*zero_init"):
+    hpm.models.create('resnet18', dropuot=0.5)
+  with pytest.raises(UsageError, match="option of vgg16 'dropuot': did you mean dropout"):
+    hpm.models.create('vgg16', dropuot=0.5)
+  for name in ('resnet20', 'googlenet', 'inception4', 'alexnet'):
+    with pytest.raises(UsageError, match=f"unknown variant of {name} 'keras'"):
+      hpm.models.create(name, variant='keras')
+
+
+@pytest.mark.parametrize('rate', [-0.5, 1.0])
+def test_dropout_rates_that_are_none_are_refused(rate):
+  with pytest.raises(UsageError, match=rf'^dropout {rate}: must lie in \[0, 1\)'):
+    hpm.models.create('alexnet', dropout=rate).num_params  # noqa: B018
 
 
 # Batch norm as a definition.
@@ -394,6 +410,21 @@ def test_recomputation_refuses_synchronised_batch_norm():
   params, state = model.init()
   with pytest.raises(UsageError, match='recompute=True'):
     model.apply(params, state, images_of(model), True, cross_replica=tf.identity)
+
+
+@pytest.mark.parametrize(
+  'name',
+  [pytest.param(n, marks=[] if n in QUICK else pytest.mark.long) for n in hpm.models.MODELS],
+)
+def test_recomputation_is_refused_where_there_are_no_blocks(name, monkeypatch):
+  if name in hpm.models.WITHOUT_BLOCKS:
+    with pytest.raises(UsageError, match=f'recompute: model {name} has no blocks'):
+      hpm.models.create(name, recompute=True)
+    monkeypatch.setattr(hpm.models, 'WITHOUT_BLOCKS', ())
+    with pytest.raises(UsageError, match=f'recompute: model {name} has no blocks'):
+      hpm.models.create(name, recompute=True).num_params  # noqa: B018
+  else:
+    assert hpm.models.create(name, recompute=True).num_params == hpm.models.create(name).num_params
 
 
 _MEMORY = """

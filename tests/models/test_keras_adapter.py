@@ -451,6 +451,9 @@ def ours(num_classes=3, image_size=8, dtype='float32'):
 
 def nothing():
   pass
+
+def demanding(width):
+  return network()
 """
 
 
@@ -476,12 +479,14 @@ def test_a_users_function_is_called_with_what_it_takes(users_module):
   [
     ('keras:resnet50', {}, 'did you mean ResNet50'),
     ('keras:ResNet50', {'alpha': 1.0}, "option of keras:ResNet50 'alpha'"),
-    ('keras:ResNet50', {'weights': 'imagenet'}, "option of keras:ResNet50 'weights'"),
+    ('keras:ResNet50', {'weights': 'imagenet'}, 'weights is decided here'),
+    ('keras:ResNet50', {'recompute': True}, 'keras:ResNet50 is built by Keras'),
+    ('users_module:demanding', {}, 'users_module:demanding needs width'),
     ('keras:InceptionV3', {'image_size': 32}, 'keras:InceptionV3: .* at least 75x75'),
     ('keras:ResNet50', {'dtype': 'float64'}, 'use float32, float16, bfloat16'),
     ('no_such.module:f', {}, 'there is no module no_such'),
     ('users_module:netwrok', {}, 'did you mean network'),
-    ('users_module:nothing', {}, 'returned a NoneType'),
+    ('users_module:nothing', {}, 'returned an object of type NoneType'),
     ('users_module:fixed', {'num_classes': 4}, 'has 3 classes, not 4'),
     ('users_module:fixed', {'image_size': 9}, r'takes images of \(8, 8, 3\), not \(9, 9, 3\)'),
     ('users_module:fixed', {'width': 9}, "option of users_module:fixed 'width'"),

@@ -113,6 +113,13 @@ def test_another_number_of_classes_is_refused_unless_the_layer_stays_fresh(keras
     np.testing.assert_array_equal(value, source[name])
 
 
+def test_layers_that_stay_fresh_are_the_models(keras_file):
+  with pytest.raises(UsageError, match="unknown layer of mobilenet_v2 in fresh 'logit'.*logits"):
+    pretrained.load(mobilenet(), keras_file, fresh=('logit',))
+  with pytest.raises(UsageError, match=r"a sequence of layers is needed, such as \('logits',\)"):
+    pretrained.load(mobilenet(), keras_file, fresh='logits')
+
+
 def test_the_variant_must_be_the_librarys(keras_file):
   model = hpm.models.create('mobilenet_v2', **SMALL)
   with pytest.raises(UsageError, match=r"create\('mobilenet_v2', variant='keras'\)"):
