@@ -516,7 +516,7 @@ def _aggregation_bytes(
   towers = set(calls)
   for op in operations:
     device = placement.device_of(op)
-    if op in towers or op.type in _AGGREGATING:
+    if op in towers or op.type in _AGGREGATING or _is_sum(op):
       totals[device] += sum(map(_bytes, op.outputs))
     for tensor in op.inputs:
       source = placement.device_of(tensor.op)
@@ -524,6 +524,14 @@ def _aggregation_bytes(
         received.add((tensor.ref(), device))
         totals[device] += _bytes(tensor)
   return totals
+
+
+def _is_sum(op: tf.Operation) -> bool:
+  """Whether this is a call of additions traced once (see `hpm.variable_mgr.sums`)."""
+  if op.type != 'PartitionedCall':
+    return False
+  body = op.graph._get_function(op.get_attr('f').name).graph
+  return any(inner.type in _AGGREGATING for inner in body.get_operations())
 
 
 def _transfers(copies: Iterable[placement.Copy]) -> list[Transfer]:

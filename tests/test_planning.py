@@ -98,6 +98,16 @@ def test_memory_of_a_small_step_by_hand():
   assert first.tower >= 4 * 10 * (12 + 4 + 3)
 
 
+def test_sums_of_several_towers_take_the_memory_of_one():
+  """Its own gradients, those of two others, and the sums, which are formed in one place."""
+  plan = plan_of(10, two_layers(), num_devices=3, local_parameter_device='/GPU:0')
+  aggregation = {device.device[8:]: device.aggregation for device in plan.devices}
+  scalars = 32  # losses and what the optimizer and the transform take
+  assert 4 * 268 <= aggregation['GPU:0'] <= 4 * 268 + scalars
+  for other in ('GPU:1', 'GPU:2'):
+    assert 2 * 268 <= aggregation[other] <= 2 * 268 + scalars
+
+
 def test_transfers_of_a_small_step_by_hand():
   """Tensor i is summed on device i mod 2 and copied back: 2 of 4 tensors on each, both ways."""
   plan = plan_of(10, two_layers())
