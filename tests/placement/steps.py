@@ -189,8 +189,16 @@ def faults(
     added = {
       op.outputs[0].shape.num_elements() * 4: op.device
       for op in ops
-      if op.type == 'EnsureShape' and op.outputs[0].shape.rank
+      if _adds_in_order(op) and op.outputs[0].shape.rank
     }
     if added != sums:
       found.append(f'sums on {added}')
   return found
+
+
+def _adds_in_order(op: tf.Operation) -> bool:
+  """Whether it is the end of a sum of two, or the call of one of several."""
+  if op.type == 'PartitionedCall':
+    body = op.graph._get_function(op.get_attr('f').name).graph
+    return any(inner.type == 'EnsureShape' for inner in body.get_operations())
+  return op.type == 'EnsureShape'
