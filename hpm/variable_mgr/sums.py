@@ -7,9 +7,9 @@ enough either: TensorFlow's graph optimizer makes one `add_n` of it, inputs sort
 together only additions that follow one another immediately, and so an op that costs nothing stands
 between them.
 
-A chain for eight devices is fourteen ops for each tensor, which take longer to build than the network
-does. So it is traced once, and is one call for each tensor; TensorFlow puts the additions in its
-place before the step runs.
+A chain for eight devices is fourteen ops for each tensor, which take as long to build as the
+network does. So it is traced once, and is one call for each tensor; TensorFlow puts the additions in
+its place before the step runs.
 """
 
 from collections.abc import Sequence
