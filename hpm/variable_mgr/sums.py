@@ -8,8 +8,8 @@ together only additions that follow one another immediately, and so an op that c
 between them.
 
 A chain for eight devices is fourteen ops for each tensor, which take as long to build as the
-network does. So it is traced once, and is one call for each tensor; TensorFlow puts the additions in
-its place before the step runs.
+network does. So it is traced once, and is one call for each tensor; TensorFlow puts the additions
+in its place before the step runs.
 """
 
 from collections.abc import Sequence
