@@ -182,9 +182,7 @@ def _captured(graph: tf.Graph, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     (argument,) = operation.outputs
     handle_data_util.set_handle_data(argument, tensor._handle_data)
     graph.add_capture(tensor, argument)
-  return [
-    known[id(tensor)] if id(tensor) in known else graph.capture(tensor) for tensor in tensors
-  ]
+  return [known[id(tensor)] if id(tensor) in known else graph.capture(tensor) for tensor in tensors]
 
 
 def _types(dtypes: Any) -> attr_value_pb2.AttrValue:
