@@ -10,6 +10,8 @@ and half the distance between the quartiles.
 
   MB         that a step moves between processes, by the formula that tests hold to counted bytes
   first step seconds from the start of a process to the end of its first step
+  overlapped share of the step that is hidden behind gradients that take `--backprop_ms` to come,
+             one after the other, without a processor: 1 - (step with them - backprop_ms) / step
   of twin    time over that of TensorFlow's own
 
 Exit code: 0 done; 1 a contender failed; 2 flags that can't work.
@@ -29,7 +31,7 @@ import rich.console
 import rich.table
 
 from benchmarks import files, machine
-from benchmarks.cluster_worker import CONTENDERS, Cheap
+from benchmarks.cluster_worker import CONTENDERS, MIRRORED, STRATEGY, SYNC_REPLICAS, Cheap
 from hpm import errors
 from hpm.cluster import listening
 from hpm.errors import UsageError
@@ -39,9 +41,10 @@ __all__ = ['TWINS', 'main', 'measure', 'shared_bytes']
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_S = 150.0
 TWINS = {
-  'parameter_server': 'SyncReplicasOptimizer, 1 device',
-  'distributed_replicated': 'SyncReplicasOptimizer, 1 device',
-  'collective_all_reduce, 1 device': 'MultiWorkerMirroredStrategy, 1 device',
+  'parameter_server, 1 device': SYNC_REPLICAS,
+  'distributed_replicated, 1 device': SYNC_REPLICAS,
+  'parameter_server, asynchronous, 1 device': STRATEGY,
+  'collective_all_reduce, 1 device': MIRRORED,
 }
 
 
@@ -66,35 +69,49 @@ def main(arguments: Sequence[str]) -> int:
     figures: dict[str, list[dict[str, Any]]] = {name: [] for name in chosen}
     for _ in range(values.rounds):
       for name in chosen:
-        figures[name].append(
-          measure(name, values.model, values.num_workers, values.num_ps, values.steps)
-        )
+        figures[name].append(_figures(name, values))
   except (UsageError, Failed) as error:
     print(f'error: {error}', file=sys.stderr)
     return 2 if isinstance(error, UsageError) else 1
-  result = _summary(figures, values.model, values.num_workers)
+  result = _summary(figures, values)
   _show(result, values)
   if values.json:
     files.write(values.json, json.dumps({'machine': machine.describe(), 'steps': result}, indent=2))
   return 0
 
 
+def _figures(contender: str, values: Any) -> dict[str, Any]:
+  """What `measure` finds, and `behind_s`: of the steps behind a backprop that takes its time."""
+  size = (values.model, values.num_workers, values.num_ps, values.steps)
+  found = measure(contender, *size)
+  if values.backprop_ms and contender != STRATEGY:  # whose workers run no Python
+    found['behind_s'] = measure(contender, *size, backprop_ms=values.backprop_ms)['seconds']
+  return found
+
+
 def measure(
-  contender: str, model: str, num_workers: int, num_ps: int, steps: int, warmup: int = 2
+  contender: str,
+  model: str,
+  num_workers: int,
+  num_ps: int,
+  steps: int,
+  warmup: int = 2,
+  backprop_ms: float = 0.0,
 ) -> dict[str, Any]:
   """`seconds` of the chief's steps and `first_s`, of one group of processes.
 
   Raises:
     Failed: one of them has ended with an error, or not in time.
   """
-  collective = 'collective' in contender or 'Mirrored' in contender
-  servers = 0 if collective else num_ps
+  servers = 0 if _collective(contender) else num_ps
+  num_workers += contender == STRATEGY  # whose chief computes nothing
   ports = listening.free_ports(num_workers + servers)
   hosts = [f'127.0.0.1:{port}' for port in ports]
   settings = {
     **{'contender': contender, 'model': model, 'steps': steps, 'warmup': warmup},
     **{'worker_hosts': hosts[:num_workers], 'ps_hosts': hosts[num_workers:]},
     'num_devices': 1 if contender.endswith('1 device') else 2,
+    'backprop_ms': backprop_ms,
   }
   tasks = [f'worker:{i}' for i in range(num_workers)] + [f'ps:{i}' for i in range(servers)]
   started = {
@@ -124,17 +141,17 @@ def measure(
 
 def shared_bytes(contender: str, num_workers: int) -> float:
   """Bytes that a step moves between processes, over those of the variables."""
-  if 'collective' in contender or 'Mirrored' in contender:
-    return 2.0 * (num_workers - 1)
-  return 2.0 * num_workers
+  return 2.0 * (num_workers - 1) if _collective(contender) else 2.0 * num_workers
 
 
-def _summary(
-  figures: dict[str, list[dict[str, Any]]], model: str, num_workers: int
-) -> dict[str, dict[str, float]]:
+def _collective(contender: str) -> bool:
+  return 'collective' in contender or contender == MIRRORED
+
+
+def _summary(figures: dict[str, list[dict[str, Any]]], values: Any) -> dict[str, dict[str, float]]:
   import hpm
 
-  shapes = Cheap(hpm.models.create(model)).shapes
+  shapes = Cheap(hpm.models.create(values.model)).shapes
   size = 4 * sum(_product(shape) for shape in shapes.values())
   result: dict[str, dict[str, float]] = {}
   for name, runs in figures.items():
@@ -143,9 +160,13 @@ def _summary(
     result[name] = {
       'step_ms': 1e3 * statistics.median(seconds),
       'spread_ms': 1e3 * (quartiles[2] - quartiles[0]) / 2,
-      'moved_mb': shared_bytes(name, num_workers) * size / 1e6,
+      'moved_mb': shared_bytes(name, values.num_workers) * size / 1e6,
       'first_step_s': statistics.median(run['first_s'] for run in runs),
     }
+    behind = [1e3 * s for run in runs for s in run.get('behind_s', ())]
+    if behind:
+      exposed = statistics.median(behind) - values.backprop_ms
+      result[name]['overlapped'] = 1.0 - exposed / result[name]['step_ms']
   for name, twin in TWINS.items():
     if name in result and twin in result:
       result[name]['of_twin'] = result[name]['step_ms'] / result[twin]['step_ms']
@@ -165,16 +186,18 @@ def _show(result: dict[str, dict[str, float]], values: Any) -> None:
     f'{values.rounds} x {values.steps} steps'
   )
   table.add_column('contender')
-  for column in ('ms a step', '+/-', 'MB', 'first step s', 'of twin'):
+  for column in ('ms a step', '+/-', 'MB', 'first step s', 'overlapped', 'of twin'):
     table.add_column(column, justify='right')
   for name, row in result.items():
     twin = f'{row["of_twin"]:.2f}' if 'of_twin' in row else ''
+    overlapped = f'{row["overlapped"]:.0%}' if 'overlapped' in row else ''
     table.add_row(
       name,
       f'{row["step_ms"]:.0f}',
       f'{row["spread_ms"]:.0f}',
       f'{row["moved_mb"]:.0f}',
       f'{row["first_step_s"]:.1f}',
+      overlapped,
       twin,
     )
   rich.console.Console().print(table)
@@ -187,6 +210,9 @@ def _define() -> flags.FlagValues:
   flags.DEFINE_integer('num_ps', 1, 'Parameter servers.', lower_bound=1, flag_values=values)
   flags.DEFINE_integer('steps', 8, 'Timed steps of a run.', lower_bound=2, flag_values=values)
   flags.DEFINE_integer('rounds', 2, 'Runs of each contender.', lower_bound=1, flag_values=values)
+  flags.DEFINE_float(
+    'backprop_ms', 0.0, 'See overlapped; 0 leaves it out.', lower_bound=0.0, flag_values=values
+  )
   flags.DEFINE_multi_string('contenders', None, 'Default: all.', flag_values=values)
   flags.DEFINE_string('json', None, 'A file for the figures.', flag_values=values)
   return values
