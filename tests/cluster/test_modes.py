@@ -19,7 +19,7 @@ from tests.parity import harness
 
 ROOT = Path(__file__).parents[2]
 NUM_DEVICES = training.NUM_DEVICES
-END_S = 10.0
+END_S = 30.0  # tests/cluster/test_driver.py has the bound of a machine that is not busy
 
 
 def run(
@@ -145,12 +145,15 @@ def by_collectives(num_workers: int, num_steps: int = 5) -> list[dict[str, Any]]
   """The cases of one group of processes without parameter servers."""
   sizes = [case['sizes'] for case in over_ps(num_workers, num_steps)]
   mode = 'collective_all_reduce'
+  # Batch norm's means are sums that nearly cancel, and a ring forms them in an order of its own:
+  # their last bits are 1.02e-6 of the largest one apart with three workers.
+  cancelling = {'model': 'normalized', 'tolerance': 2e-6}
   return [
     {'mode': mode, 'sizes': sizes[0], 'evaluate_after': 2},
     {'mode': mode, 'sizes': sizes[2], 'optimizer': 'adam'},
     {'mode': mode, 'sizes': sizes[2], 'steps_per_call': 3, 'evaluate_after': 3},
     {'mode': mode, 'sizes': sizes[0], 'steps_per_call': 2, 'reached': [num_workers - 1, 2]},
-    {'mode': mode, 'sizes': sizes[0], 'model': 'normalized'},
+    {'mode': mode, 'sizes': sizes[0], **cancelling},
     {'mode': mode, 'sizes': sizes[0], 'options': {'agg_small_grads_max_bytes': 1024}},
   ]
 
