@@ -292,8 +292,17 @@ def sync_replicas(cluster: Cluster, settings: dict[str, Any]) -> Callable[[], An
       log_step_count_steps=None,
     )
 
-  def run() -> None:
-    session.run(train)
+  finished = 0
+
+  def run() -> int:
+    # Workers run ahead of the update by a step or so; gradients that come too late are dropped. So
+    # what is counted are steps of the model.
+    nonlocal finished
+    before = finished
+    while finished == before:
+      session.run(train)
+      finished = int(session.run(count))
+    return finished - before
 
   return run
 

@@ -12,6 +12,7 @@ from typing import Any
 from benchmarks import flags, process, speed, watching
 from benchmarks.loop import Step, say
 import hpm
+from hpm.cluster import listening, spec
 from hpm.cluster.spec import Cluster
 from hpm.cluster.watchdog import Stages
 from hpm.errors import UsageError
@@ -187,6 +188,8 @@ def joined(
     timeout_s=options.heartbeat_timeout_s,
     startup_timeout_s=options.cluster_timeout_s,
   ) as watch:
+    # TensorFlow's server does so too, but only when TensorFlow is there.
+    listening.check_free(spec.parse_address(cluster.address, cluster.task), cluster.task)
     if cluster.job_name == 'worker':
       yield from _working(Worker(cluster, options, watch, stages), watch, guard, orderly)
       return

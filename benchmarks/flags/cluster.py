@@ -261,6 +261,8 @@ def _by_flags(options) -> Cluster | None:
       f'{options.spelled("worker_hosts")}: which of them is this process? Give --task_index (and '
       '--job_name=ps for a parameter server), or start all here by --local_cluster=workers:2'
     )
+  if options.job_name not in (None, HOST, *spec.JOBS):
+    raise errors.unknown('--job_name', options.job_name, (*spec.JOBS, HOST))
   workers = spec.parse_hosts(options.worker_hosts)
   servers = spec.parse_hosts(options.ps_hosts or '')
   try:

@@ -33,7 +33,12 @@ MODES = {
     *('--variable_update=collective_all_reduce', '--local_cluster=workers:2'),
   ],
 }
-MOMENTS = ('start-up', 'step', 'checkpoint')
+MOMENTS = ('start-up', 'step', 'checkpoint', 'evaluation')
+# After each step the chief evaluates 360 images, one by one: longer than a step takes.
+EVALUATING = (
+  *('--data_name=digits', '--image_size=8', '--num_classes=10', '--batch_size=1'),
+  '--eval_during_training_every_n_steps=1',
+)
 
 
 class Training:
@@ -89,12 +94,15 @@ class Training:
     raise AssertionError(f'only {list(tasks)} started:\n' + '\n'.join(self.lines[-40:]))
 
   def reach(self, moment: str) -> None:
-    """Blocks until all are there, a step is running, or a checkpoint is being written."""
+    """Blocks until all are there, or a step, a checkpoint or an evaluation is on its way."""
     if moment == 'start-up':
       self.processes()
       time.sleep(2.0)  # the heartbeats have met, TensorFlow is being imported
     elif moment == 'step':
       self.wait_for(r'\[worker:0\] 3\timages/sec')
+    elif moment == 'evaluation':
+      self.wait_for(r'\[worker:0\] 2\timages/sec')
+      time.sleep(0.1)
     else:
       self.wait_for(r'\[worker:0\] 2\timages/sec')
       until = time.monotonic() + 60
@@ -166,7 +174,7 @@ def check_addresses(processes: dict[str, int]) -> None:
 
 
 def check(train: Callable[..., Training], mode: str, victim: str, moment: str, number: int) -> None:
-  saving = ['--save_model_steps=1'] if moment == 'checkpoint' else []
+  saving = {'checkpoint': ['--save_model_steps=1'], 'evaluation': EVALUATING}.get(moment, [])
   survives = mode == 'asynchronous' and victim == 'worker:1'
   steps = 60 if survives else 1000000
   training = train(mode, f'--num_batches={steps}', *saving)
@@ -192,6 +200,8 @@ def check(train: Callable[..., Training], mode: str, victim: str, moment: str, n
     for task in survivors:
       line = training.wait_for(rf'^\[{task}\] error: {victim} {reason}', 10)
       assert f'; {task} waited in ' in line
+      if task == 'worker:0' and moment == 'evaluation':
+        assert 'waited in evaluation' in line
       said = [one for one in training.lines if one.startswith(f'[{task}] error: ')]
       assert len(said) == 1, said
   if number == signal.SIGSTOP:
