@@ -193,7 +193,7 @@ REFUSED = {
   f'{PS} --worker_hosts=a:1 --ps_hosts=b:1 --task_index=1': "no task 1 of job 'worker'",
   f'{PS} --worker_hosts=a:1 --ps_hosts=a:1 --task_index=0': 'the address of both',
   f'{PS} --worker_hosts=a:1,b --ps_hosts=c:1 --task_index=0': "'b' of worker:1 is no address",
-  f'{PS} --worker_hosts=a:1 --ps_hosts=c:1 --task_index=0 --job_name=psx': "unknown --job_name 'psx'",
+  f'{PS} --worker_hosts=a:1 --ps_hosts=c:1 --task_index=0 --job_name=psx': "--job_name 'psx'",
   f'{PS} --worker_hosts=n[2-1]:1 --task_index=0': 'is no range',
   f'{PS} --worker_hosts=a:1 --task_index=0': 'keeps its variables on parameter servers',
   f'{PS} --worker_hosts=a:1 --ps_hosts=b:1 --task_index=0 --heartbeat_port=1': (
