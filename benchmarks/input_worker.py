@@ -51,14 +51,9 @@ def _hpm(pipeline: str, reads: str = 'ordinary', **options: Any) -> Callable[...
   return make
 
 
-def _pipeline(
-  config: dict[str, Any], pipeline: str, reads: str, compiled: bool = True, **options: Any
-) -> Any:
+def _pipeline(config: dict[str, Any], pipeline: str, reads: str, **options: Any) -> Any:
   from hpm import pipelines
-  from hpm.pipelines import jpeg_native
 
-  if not compiled:
-    jpeg_native.is_built = lambda: False  # in this process alone
   if reads != 'raw':
     options = {'shuffle_buffer': SHUFFLE} | options
   if not options.get('training', True):
@@ -334,9 +329,11 @@ ROWS = {
     'the same, resized by OpenCV', 'cv2', 'indexed',
   ),
   'raw': Row(
-    _hpm('raw', 'raw', compiled=False), "raw shards, resized by TensorFlow's op", None, 'raw'
+    _hpm('raw', 'raw', resize='tensorflow'), "raw shards, resized by TensorFlow's op", None, 'raw'
   ),
-  'raw, native': Row(_hpm('raw', 'raw'), 'the same by the compiled reader', None, 'raw'),
+  'raw, native': Row(
+    _hpm('raw', 'raw', resize='native'), 'the same by the compiled reader', None, 'raw'
+  ),
   'raw, opencv': Row(
     _hpm('raw', 'raw', resize='opencv'), 'raw shards, resized by OpenCV', 'cv2', 'raw'
   ),

@@ -20,6 +20,7 @@ import io
 import json
 import os
 import statistics
+import struct
 import threading
 from typing import Any
 
@@ -33,6 +34,10 @@ _SHOWN = 20  # findings of one kind that are printed; the JSON has all of them
 _RATIO = 10  # largest class : smallest class above which classes are out of balance
 _PART = 1024  # bytes of a JPEG that are compared
 _EXIT = {'ok': 0, 'odd': 3, 'wrong': 1}
+_FRAMES = {0xC0: '', 0xC1: '', 0xC2: ' progressive'}  # of JPEGs, by marker
+_MODES = {1: 'L', 3: 'RGB', 4: 'CMYK'}  # by number of components
+_FRAME_SIDES = struct.Struct('>HH')
+_PLAIN = {*range(0xE0, 0xF0), 0xC4, 0xDB, 0xDD, 0xFE}  # applications', tables, restarts, comments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,6 +223,31 @@ def _digest(encoded: bytes) -> bytes:
 
 def _kind(encoded: bytes) -> tuple[str, tuple[int, int]]:
   """What an image is and (width, height), from its header; ('unknown', (0, 0)) if it is none."""
+  return _plain_jpeg(encoded) or _kind_by_pillow(encoded)
+
+
+def _plain_jpeg(encoded: bytes) -> tuple[str, tuple[int, int]] | None:
+  """The same of a JPEG without EXIF or further images, in a fifth of Pillow's time; else None."""
+  if not encoded.startswith(b'\xff\xd8\xff'):
+    return None
+  found, at = None, 2
+  try:
+    while encoded[at] == 0xFF:
+      marker, length, body = encoded[at + 1], int.from_bytes(encoded[at + 2 : at + 4]), at + 4
+      if marker == 0xDA:  # the image's data begin
+        return found
+      if marker in _FRAMES and encoded[body] == 8 and encoded[body + 5] in _MODES:
+        height, width = _FRAME_SIDES.unpack_from(encoded, body + 1)
+        found = f'JPEG {_MODES[encoded[body + 5]]}{_FRAMES[marker]}', (width, height)
+      elif marker not in _PLAIN or encoded.startswith((b'Exif', b'MPF\0'), body):
+        return None
+      at += 2 + length
+  except (IndexError, struct.error):
+    pass  # it ends within its header
+  return None
+
+
+def _kind_by_pillow(encoded: bytes) -> tuple[str, tuple[int, int]]:
   try:
     from PIL import Image
   except ImportError:

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from hpm import errors
-from hpm.errors import DataError, UsageError
+from hpm.errors import UsageError
 from hpm.pipelines import augment, batches, indexed_jpeg, jpeg_native, sources
 
 __all__ = ['IndexedPipeline', 'assemble', 'decode_crop', 'has_index', 'image_shape']
@@ -49,8 +49,8 @@ class IndexedPipeline(batches.BatchPipeline):
   ):
     if decoder not in DECODERS:
       raise errors.unknown('decoder', decoder, DECODERS)
-    if decoder == 'native' and not jpeg_native.is_built():
-      raise DataError(f'decoder={decoder!r}: it is not built yet: {jpeg_native.INSTALL}')
+    if decoder == 'native':
+      jpeg_native.require(f'decoder={decoder!r}')
     if decoder == 'simplejpeg':
       batches.require('simplejpeg', f'decoder={decoder!r}')
     if resize != 'exact' and resize in batches.RESIZES:

@@ -27,6 +27,7 @@ __all__ = [
   'evaluation_images',
   'is_built',
   'library_path',
+  'require',
   'resized_windows',
   'training_images',
 ]
@@ -53,6 +54,12 @@ def library_path() -> Path:
 def is_built() -> bool:
   """Whether the library is there."""
   return library_path().exists()
+
+
+def require(option: str) -> None:
+  """Raises a DataError with the command that builds the library if it isn't there."""
+  if not is_built():
+    raise DataError(f'{option}: it is not built yet: {INSTALL}')
 
 
 def build() -> Path:

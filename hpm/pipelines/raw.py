@@ -25,6 +25,7 @@ from hpm.pipelines import augment, batches, device_crop, jpeg_native, order, raw
 __all__ = ['RawPipeline', 'RawSource']
 
 SPLITS = ('train', 'validation')
+RESIZES = (*batches.RESIZES, 'native', 'tensorflow', 'device')
 _SIZES = struct.Struct('<ii')
 
 
@@ -154,13 +155,15 @@ class RawPipeline(batches.BatchPipeline):
 
   Args:
     source: raw images.
-    resize: of training images, by name of `batches.RESIZES`; or 'device': batches hold windows as
-      they are, for `crop_on_device` to resize.
+    resize: of training images, by name of `batches.RESIZES`, where 'exact' takes the compiled
+      reader if it is there; 'native' and 'tensorflow' resize exactly with it and without it;
+      'device': batches hold windows as they are, for `crop_on_device` to resize.
     **options: of `tfdata.TfDataPipeline`.
 
   Raises:
     UsageError: an option out of range, another source.
-    DataError: as `tfdata.TfDataPipeline` does; OpenCV is asked for and not installed.
+    DataError: as `tfdata.TfDataPipeline` does; OpenCV is asked for and not installed, or the
+      compiled reader and not built.
   """
 
   def __init__(self, source: sources.Source, *, resize: str = 'exact', **options: Any):
@@ -168,12 +171,17 @@ class RawPipeline(batches.BatchPipeline):
       raise UsageError(
         "pipeline='raw' is for raw images: give the data set 'raw', or pipeline='tfdata'"
       )
+    if resize not in RESIZES:
+      raise errors.unknown('resize', resize, RESIZES)
+    if resize == 'native':
+      jpeg_native.require(f'resize={resize!r}')
     on_device = resize == 'device'
     if on_device:
-      resize = 'exact'
       options['make_training'] = functools.partial(_training_windows, source)
-    elif resize == 'exact' and jpeg_native.is_built():
+    elif resize == 'native' or (resize == 'exact' and jpeg_native.is_built()):
       options['make_training'] = functools.partial(_training_images, source)
+    if resize not in batches.RESIZES:
+      resize = 'exact'
     super().__init__(source, functools.partial(_window, source), resize=resize, **options)
     rows, starts = source.rows()
     if on_device:

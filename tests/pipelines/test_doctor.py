@@ -137,6 +137,29 @@ def test_index_files_are_checked(tmp_path):
   assert second in wrong
 
 
+def test_kinds_are_those_that_pillow_sees():
+  exif = Image.Exif()
+  exif[0x0112] = 6
+  images = {
+    'JPEG RGB': data.image_bytes(),
+    'JPEG L': data.image_bytes(mode='L'),
+    'JPEG CMYK': data.image_bytes(mode='CMYK'),
+    'JPEG RGB progressive': data.image_bytes(progressive=True),
+    'JPEG RGB with EXIF rotation': data.image_bytes(exif=exif),
+    'PNG RGB': data.image_bytes(form='PNG'),
+  }
+  for kind, image in images.items():
+    assert doctor._kind_by_pillow(image)[0] == kind
+    assert doctor._kind(image) == doctor._kind_by_pillow(image)
+  plain = data.image_bytes(
+    48, 32, comment=b'x' * 300, restart_marker_rows=1, icc_profile=bytes(100)
+  )
+  assert doctor._plain_jpeg(plain) == doctor._kind_by_pillow(plain)  # Pillow isn't asked
+  for size in range(len(plain)):  # what ends within its header isn't judged by it
+    assert doctor._plain_jpeg(plain[:size]) in (None, ('JPEG RGB', (48, 32)))
+  assert doctor._plain_jpeg(plain[:60]) is None
+
+
 def test_folders_and_cifar_are_read_as_well(tmp_path):
   images = [data.image_bytes(30 + i, 40, form='PNG' if i == 4 else 'JPEG') for i in range(9)]
   directory = write_folder(tmp_path / 'f', images)

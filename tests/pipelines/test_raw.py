@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from hpm import errors, pipelines, placement
-from hpm.pipelines import augment, convert, device_crop, doctor, raw, raw_file, to_raw
+from hpm.pipelines import augment, convert, device_crop, doctor, jpeg_native, raw, raw_file, to_raw
 from tests.pipelines import data
 
 SHORT = 64  # of the images in these tests
@@ -138,15 +138,11 @@ def test_evaluation_sees_the_originals_to_one_level(sample_dir, raw_dir):
   ],
   ids=lambda options: ' '.join(options),
 )
-@pytest.mark.parametrize('compiled', [True, False])
-def test_both_pipelines_give_the_same_pixels(
-  request, monkeypatch, tmp_path, raw_dir, options, compiled
-):
-  if compiled:
+@pytest.mark.parametrize('resize', ['native', 'tensorflow'])
+def test_both_pipelines_give_the_same_pixels(request, raw_dir, options, resize):
+  if resize == 'native':
     request.getfixturevalue('native')
-  else:
-    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
-  actual = data.collect(make(raw_dir, **options))
+  actual = data.collect(make(raw_dir, resize=resize, **options))
   assert_same(actual, data.collect(make(raw_dir, 'tfdata', **options)))
 
 
@@ -182,6 +178,23 @@ def test_resizing_on_a_gpu_has_kernels_and_no_way_back():
 def test_resizing_on_the_device_is_for_plain_training(raw_dir, options):
   with pytest.raises(errors.UsageError, match="resize='device' is for training at one size"):
     make(raw_dir, resize='device', **options)
+
+
+def test_the_compiled_reader_is_taken_if_it_is_there_and_missed_if_asked_for(
+  native, monkeypatch, tmp_path, raw_dir
+):
+  calls, resized = [], jpeg_native.resized_windows
+  monkeypatch.setattr(
+    jpeg_native, 'resized_windows', lambda *args: calls.append(1) or resized(*args)
+  )
+  for resize in ('exact', 'native', 'tensorflow'):
+    calls.clear()
+    next(iter(make(raw_dir, resize=resize).dataset()))
+    assert bool(calls) == (resize != 'tensorflow')
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+  with pytest.raises(errors.DataError, match="resize='native'.*python -m hpm.pipelines compile"):
+    make(raw_dir, resize='native')
+  make(raw_dir)
 
 
 @pytest.mark.parametrize(('resize', 'share'), [('opencv', 0.002), ('fixed', 0.3)])
