@@ -13,8 +13,7 @@ Each row lives in a process of its own, pinned to one core and then to two, and 
 runs. A round measures every row once, the order turns, and medians over rounds are shown with the
 lowest and highest. Warm-up, and batches that were made while others ran, are left out. CPU
 milliseconds an image count all threads and child processes: they are what a loaded machine
-disturbs least. Keras alone decides how much it prefetches, in others' turns too, so its row
-flatters it. `load` says how many cores others kept busy.
+disturbs least. `load` says how many cores others kept busy.
 
 Groups of rows: training (8 to 100 % of the area, 224 pixels, flip), evaluation, and stages: a
 pipeline up to reading, parsing, decoding, resizing, batching and the copy to the first GPU (without

@@ -3,7 +3,7 @@
 A command is one file and one line of `COMMANDS`: its module has `add_arguments(parser)` and
 `run(args)`, which returns the text to print, or (text, exit code). The module's docstring is the
 command's manual. A fault that the user can mend ends with one line on stderr: exit code 2 for
-wrong usage, 1 for everything else.
+wrong usage, 130 for Ctrl-C, 1 for everything else.
 """
 
 import argparse
@@ -54,6 +54,9 @@ def main(argv: list[str]) -> int:
   except (errors.DataError, OSError) as error:
     print(f'{program}: {error}', file=sys.stderr)
     return 1
+  except KeyboardInterrupt:
+    print(f'{program}: interrupted; the same command begins anew, or goes on', file=sys.stderr)
+    return 130
   return code
 
 

@@ -2,8 +2,8 @@
 
     python -m hpm.pipelines convert SRC OUT --format=tfrecord [--source=folder] [--num_shards=N]
 
-SRC is a directory of images by class, of ImageNet's TFRecords, of a prepared TFDS data set (with
---source=tfds:NAME), or of CIFAR's binaries. Each of its splits, train and validation, is written
+SRC is a directory of images by class, of ImageNet's TFRecords, of a prepared TFDS data set, or of
+CIFAR's binaries. Each of its splits, train and validation, is written
 in shards; images of a folder are shuffled, everything else keeps its order.
 
 OUT appears when all shards are written and have been read back, or not at all. What is finished of
@@ -13,6 +13,7 @@ it waits in OUT.part: the same command, run again, goes on from there.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import concurrent.futures
 import dataclasses
+import glob
 import hashlib
 import importlib
 import json
@@ -164,8 +165,8 @@ def convert(
     raise DataError(f'{source}: nothing could be read, so nothing was written')
   manifest = {'plan': plan, 'shards': entries}
   _write_json(os.path.join(building, _MANIFEST), manifest)
-  for name in os.listdir(building):
-    if name.startswith('.'):
+  for name in os.listdir(building):  # sidecars, and what a killed process has left
+    if name != _MANIFEST and name not in entries:
       os.remove(os.path.join(building, name))
   os.rename(building, out)
   return _converted(out, manifest, already_there=False)
@@ -412,21 +413,27 @@ def _converted(out: str, manifest: Mapping[str, Any], already_there: bool) -> Co
 
 
 def detect(directory: str) -> str:
-  """The name of the source that a directory looks like: imagenet, raw, folder, cifar10, cifar100.
+  """The name of the source that a directory looks like, such as imagenet, raw or tfds:mnist.
 
   Raises:
-    DataError: none of them.
+    DataError: none, or several of TFDS's.
   """
   try:
     names = os.listdir(directory)
   except OSError as error:
     raise DataError(f'{directory} cannot be read: {error.strerror}') from None
+  prepared = _prepared_tfds(directory)
+  if len(prepared) > 1:
+    raise DataError(
+      f'{directory} holds the TFDS data sets {", ".join(prepared)}: say which one, as in '
+      f'--source=tfds:{prepared[0]}'
+    )
+  if prepared:
+    return f'tfds:{prepared[0]}'
   if any(records.is_shard(name) for name in names):
     return 'imagenet'
   if any(name.endswith('.raw') for name in names):
     return 'raw'
-  if 'dataset_info.json' in names:
-    raise DataError(f'{directory} is a prepared TFDS data set: say --source=tfds:NAME')
   if 'data_batch_1.bin' in names or 'cifar-10-batches-bin' in names:
     return 'cifar10'
   if 'train.bin' in names or 'cifar-100-binary' in names:
@@ -437,6 +444,17 @@ def detect(directory: str) -> str:
     f'{directory} holds no TFRecords (train-*-of-*), no raw files, no directories of classes and '
     'no CIFAR files: give the directory of a data set, or say what it is with --source'
   )
+
+
+def _prepared_tfds(directory: str) -> list[str]:
+  """Names of the TFDS data sets that are prepared in a directory, or in NAME/VERSION below it."""
+  names = set()
+  for place in ('', os.path.join('*', '[0-9]*'), os.path.join('*', '*', '[0-9]*')):
+    for path in glob.glob(os.path.join(glob.escape(directory), place, 'dataset_info.json')):
+      found = _read_json(path)
+      if isinstance(found, dict) and 'name' in found:
+        names.add(found['name'])
+  return sorted(names)
 
 
 def add_arguments(parser: Any) -> None:

@@ -21,7 +21,6 @@ import json
 import os
 import statistics
 import struct
-import threading
 from typing import Any
 
 from hpm import pipelines
@@ -69,6 +68,24 @@ class Split:
   num_bytes: int = 0
   num_boxes: int = 0
   label_offset: int = 0
+
+  def add(self, path: str, contents: sources.Contents, kind: str, side: tuple[int, int]) -> None:
+    """Counts one image of a file."""
+    self.files[path] = self.files.get(path, 0) + 1
+    self.labels[contents.label] += 1
+    self.kinds[kind] += 1
+    self.sides.append(side)
+    self.num_bytes += len(contents.encoded)
+    self.num_boxes += bool(contents.boxes)
+
+  def update(self, other: 'Split') -> None:
+    """Counts what another has counted, of other files."""
+    self.files.update(other.files)
+    self.labels.update(other.labels)
+    self.kinds.update(other.kinds)
+    self.sides += other.sides
+    self.num_bytes += other.num_bytes
+    self.num_boxes += other.num_boxes
 
 
 @dataclasses.dataclass
@@ -140,41 +157,40 @@ def _read(
   decode: bool,
 ) -> None:
   """Reads all records of a split, files in parallel; `images` tells which were seen, and where."""
-  source, lock = found[name], threading.Lock()
+  source = found[name]
 
-  def one_file(part: Sequence[int]) -> list[Finding]:
+  def one_part(part: Sequence[int]) -> tuple[Split, list[Finding], list[tuple[bytes, int, int]]]:
+    """What these files hold, what is wrong, and the images: their digests and places."""
+    own, seen = Split(), []
     findings: list[Finding] = []
     for file, record, contents in _contents(source, part, findings):
-      digest = _digest(contents.encoded)
       if source.stores_files:
         kind, side = _kind(contents.encoded)
       else:
         kind, side = 'raw', source.sides(contents.encoded)
+      own.add(source.files[file], contents, kind, side)
       what = _wrong(source, file, record, contents, demands, side, decode)
-      with lock:
-        split.files[source.files[file]] = split.files.get(source.files[file], 0) + 1
-        split.labels[contents.label] += 1
-        split.kinds[kind] += 1
-        split.sides.append(side)
-        split.num_bytes += len(contents.encoded)
-        split.num_boxes += bool(contents.boxes)
-        first = images.setdefault(digest, (name, file, record))
       if what:
         findings.append(what)
-      elif first != (name, file, record):
-        same = found[first[0]].describe(*first[1:])
-        # One that is in two splits makes an accuracy look better than it is.
-        severity = 'odd' if first[0] == name else 'wrong'
-        findings.append(
-          Finding(severity, f'{source.describe(file, record)}: the same image as {same}')
-        )
-    return findings
+      else:
+        seen.append((_digest(contents.encoded), file, record))
+    return own, findings, seen
 
   parts = _parts(source)
   pool = concurrent.futures.ThreadPoolExecutor(base.num_cores())
   with progress.bar(f'reading {name}', len(source.files)) as advance, pool:
-    for part, findings in zip(parts, pool.map(one_file, parts)):
+    # In the files' order, whoever has finished first: the same report every time.
+    for part, (own, findings, seen) in zip(parts, pool.map(one_part, parts)):
+      split.update(own)
       report.findings += findings
+      for digest, file, record in seen:
+        first = images.setdefault(digest, (name, file, record))
+        if first != (name, file, record):
+          same = found[first[0]].describe(*first[1:])
+          # One that is in two splits makes an accuracy look better than it is.
+          severity = 'odd' if first[0] == name else 'wrong'
+          what = f'{source.describe(file, record)}: the same image as {same}'
+          report.findings.append(Finding(severity, what))
       advance(len(part))
 
 

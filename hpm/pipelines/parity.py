@@ -1,12 +1,12 @@
 """tf.data, NVIDIA DALI and PIL side by side: ids, labels, windows and pixels of the same images.
 
-    python -m hpm.pipelines parity DIR [--data_name=imagenet] [--split=validation]
+    python -m hpm.pipelines parity DIR [--source=imagenet] [--split=validation]
         [--num_images=16] [--image_size=224] [--out=parity.png] [--json=parity.json]
 
 Each image goes through training (one random window) and evaluation, in three ways: by the pipelines
 `tfdata` and `dali`, and by PIL, which decodes, cuts the same window and resizes in its own way (in
 training, where the pipelines don't antialias, the resize is a few lines of NumPy instead). DIR may
-be any source's directory: TFRecords, or class folders of image files with --data_name=folder.
+be any source's directory: TFRecords, class folders of image files, a prepared TFDS data set.
 
 The table gives mean and greatest difference of grey levels (0-255); the picture shows, for the
 images that differ most, the original with the window, the three results, and where the pipelines
@@ -24,7 +24,7 @@ import numpy as np
 
 from hpm import pipelines
 from hpm.errors import DataError, UsageError
-from hpm.pipelines import base, dali_graph
+from hpm.pipelines import base, convert, dali_graph
 
 __all__ = ['Result', 'compare', 'picture', 'table']
 
@@ -293,7 +293,10 @@ def picture(results: Sequence[Result], path: str) -> None:
 
 def add_arguments(parser: Any) -> None:
   parser.add_argument('data_dir', metavar='DIR', help='where the images are')
-  parser.add_argument('--data_name', default='imagenet', help='the kind of source (%(default)s)')
+  parser.add_argument(
+    '--source',
+    help=f'what it is: {", ".join(pipelines.SOURCES)} (tfds:NAME); default: what it looks like',
+  )
   parser.add_argument('--split', default='validation', help='train or validation (%(default)s)')
   parser.add_argument('--num_images', type=int, default=16, help='%(default)s')
   parser.add_argument('--image_size', type=int, default=224, help='pixels (%(default)s)')
@@ -306,7 +309,7 @@ def add_arguments(parser: Any) -> None:
 def run(args: Any) -> tuple[str, int]:
   """The command; returns what to print, and 1 if the pipelines don't agree."""
   results = compare(
-    args.data_name,
+    args.source or convert.detect(args.data_dir),
     num_images=args.num_images,
     seed=args.seed,
     data_dir=args.data_dir,

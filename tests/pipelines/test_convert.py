@@ -105,12 +105,27 @@ def test_a_conversion_that_stops_goes_on_where_it_was(tmp_path, monkeypatch):
   assert not [name for name in os.listdir(out + '.part') if '.tmp' in name]
   with pytest.raises(errors.UsageError, match='left from another conversion'):
     convert.convert('folder', out, **(options | {'num_shards': 5}))
+  open(
+    os.path.join(out + '.part', 'train-00002-of-00004.1234.tmp'), 'wb'
+  ).close()  # of a killed one
   more = []
   monkeypatch.setattr(to_tfrecord, 'write', lambda p, i: more.append(p) or write(p, i))
   done = convert.convert('folder', out, **options)
   assert len(written) == 2 and len(more) == 2
   assert done.counts == {'train': 9} and not os.path.exists(out + '.part')
+  shards = [f'train-{i:05d}-of-00004' for i in range(4)]
+  assert sorted(os.listdir(out)) == ['convert.json', *shards]
   assert seen('imagenet', data_dir=out) == seen('folder', data_dir=directory)
+
+
+def test_an_interrupted_command_says_one_line(tmp_path, monkeypatch, capsys):
+  def interrupt(*_, **__):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(convert, 'convert', interrupt)
+  directory = write_folder(tmp_path / 'folder', pictures(2))
+  assert command_line.main(['convert', directory, str(tmp_path / 'out')]) == 130
+  assert capsys.readouterr().err.count('\n') == 1
 
 
 def test_a_shard_that_reads_back_differently_is_never_published(tmp_path, monkeypatch):

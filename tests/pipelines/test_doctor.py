@@ -116,6 +116,14 @@ def test_what_training_survives_is_odd(tmp_path, capsys):
   )
 
 
+def test_of_two_equal_images_the_first_in_the_files_order_is_the_original(tmp_path):
+  twin = different(50)
+  slow = [different(i) for i in range(30)]  # its twin is met long before it by another thread
+  directory = write(tmp_path, [[*slow, twin], [twin], [twin]])
+  originals = [line.split('same image as ')[1] for line in whats(examine(directory), 'odd')]
+  assert originals == [f'{directory}/train-00000-of-00003: record 30'] * 2
+
+
 def test_splits_are_compared(tmp_path):
   write(tmp_path, [[different(0), different(1, label=2)]])
   write(tmp_path, [[different(0), different(3, label=9)]], 'validation')
