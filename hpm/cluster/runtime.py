@@ -8,6 +8,9 @@
   training.begin()                  # the chief has set the variables, the others have waited
   for metrics in training.run(dataset, num_steps=100):
     ...
+  if cluster.is_chief:
+    print(training.eval_step().evaluate(validation))
+    hpm.checkpoint.save('checkpoints', training)
   runtime.close()
 
 With parameter servers each worker has a graph and a session (`hpm.cluster.session`); without them

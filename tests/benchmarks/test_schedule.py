@@ -175,3 +175,28 @@ def test_the_header_says_what_decays_and_what_is_clipped():
     'clip_norm': 2.0,
     'weight_decay': 0.0,
   }
+
+
+PS = ('--variable_update=parameter_server', '--local_cluster=workers:4,ps:1')
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'epoch'),
+  # Four workers with 10 images each: one step of 40, or four of 10 that one counter counts.
+  [(PS, 25), ((*PS, '--cross_replica_sync=false'), 100)],
+  ids=['synchronous', 'asynchronous'],
+)
+def test_rates_of_several_workers_follow_the_epochs_of_all(arguments, epoch):
+  piecewise = '--piecewise_learning_rate_schedule=0.4;2;0.1'
+  found = rates([*arguments, piecewise], [2 * epoch - 1, 2 * epoch])
+  assert found == pytest.approx([0.4, 0.1])
+  options = completed(*arguments, '--num_batches=8', '--num_warmup_batches=2')
+  assert flags.steps.goal(options, None) == (10 if epoch == 25 else 40)
+  assert flags.steps.plan(options, None, 4, 0) == (6, 2)
+  options = completed(*arguments, '--num_epochs=3', '--num_warmup_batches=2')
+  assert flags.steps.goal(options, EPOCH) == 3 * epoch
+
+
+def test_the_header_explains_no_rate_that_a_preset_gives():
+  options = completed('--preset=gce_k80/resnet50', '--device=cpu', '--num_gpus=2')
+  assert flags.schedule.title(options) == '0.005'
