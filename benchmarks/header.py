@@ -114,6 +114,8 @@ def _computed(options: flags.Options) -> list[str]:
     words.append('towers compiled by XLA')
   if options.stem_rewrite is not None:
     words.append(f'stem by {options.stem_rewrite}')
+  if options.recompute:
+    words.append('activations computed again')
   if (options.accumulate or 1) > 1:
     words.append(f'in {options.accumulate} parts a device')
   if options.steps_per_call > 1:

@@ -355,8 +355,9 @@ def create_model(options: flags.Options) -> hpm.models.Model:
   layout = {} if options.data_format == 'NHWC' else {'data_format': options.data_format}
   stem = {'stem_rewrite': options.stem_rewrite} if options.stem_rewrite else {}
   dtype = hpm.precision.create(options.precision).compute_dtype
+  again = {'recompute': True} if options.recompute else {}
   own = flags.model.model_options(options)
-  return hpm.models.create(options.model, dtype=dtype, **layout, **stem, **own)
+  return hpm.models.create(options.model, dtype=dtype, **layout, **stem, **again, **own)
 
 
 def create_train_step(

@@ -154,6 +154,11 @@ class TrainStep:
         'xla: XLA compiles no collective inside a tower, but '
         "batch_norm_statistics='cross_replica' needs some: leave one of the two out"
       )
+    if xla and model.recompute:
+      raise UsageError(
+        f'xla: XLA merges what recompute=True of model {model.name} computes twice, so no memory '
+        'would be saved: leave one of the two out'
+      )
     if accumulate > 1 and manager.cross_replica:
       # Their keys hold the name of the loop that they stand in, and each tower has a loop of its
       # own: they would wait for one another for ever.

@@ -10,7 +10,7 @@ LAYOUTS = ('NHWC', 'NCHW')
 
 # About the scale of the loss, which only training has.
 LOSS_SCALE = ('fp16_loss_scale', 'fp16_enable_auto_loss_scale', 'fp16_inc_loss_scale_every_n')
-UPDATES = (*LOSS_SCALE, 'accumulate')
+UPDATES = (*LOSS_SCALE, 'accumulate', 'recompute')
 
 
 def define(values: flags.FlagValues) -> None:
@@ -67,6 +67,13 @@ def define(values: flags.FlagValues) -> None:
     'before the update: less memory, the same global batch. Default: 1.',
     flag_values=values,
   )
+  flags.DEFINE_boolean(
+    'recompute',
+    None,
+    'The backward pass computes the activations of each block again: less memory, more time. All '
+    f'models of this library but {", ".join(sorted(models.WITHOUT_BLOCKS))}. Default: false.',
+    flag_values=values,
+  )
   flags.DEFINE_integer(
     'steps_per_call',
     1,
@@ -94,6 +101,12 @@ def check(options) -> None:
         'is given: drop one'
       )
     options.xla = options.xla_compile
+  if options.recompute:
+    models.check_recompute(options.model)
+    if options.xla:
+      raise UsageError(
+        '--recompute has no effect under --xla, which merges what is computed twice: drop one'
+      )
   for name in ('accumulate', 'steps_per_call'):
     if getattr(options, name) < 1:
       raise UsageError(f'{options.spelled(name)}: 1 or more is needed')

@@ -178,7 +178,12 @@ def check(options) -> None:
   _check_packing(options)
   _check_topology(options)
   if options.batch_norm_statistics == 'cross_replica':
-    for name, unset in (('xla', False), ('xla_compile', False), ('accumulate', 1)):
+    for name, unset in (
+      ('xla', False),
+      ('xla_compile', False),
+      ('accumulate', 1),
+      ('recompute', False),
+    ):
       if (getattr(options, name, None) or unset) != unset:
         raise UsageError(
           f'--batch_norm_statistics=cross_replica needs collectives inside the towers, which '

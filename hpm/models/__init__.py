@@ -124,9 +124,9 @@ def create(name: str, **options: Any) -> 'Model':
       in pixels (the model's own default), `dtype` of the computation ('float32', 'float16',
       'bfloat16'), `data_format` ('NHWC', 'NCHW'), `batch_norm` (a `BatchNorm`, in place of the
       family's constants), `recompute` (True: the backward pass computes the activations of blocks
-      again, for less memory and more time), `stem_rewrite` (one of `STEM_REWRITES`: another way to
-      compute a strided first convolution, with the same parameters and results), and what the
-      model's own function takes.
+      again, for less memory and more time; not under XLA, which merges the two), `stem_rewrite`
+      (one of `STEM_REWRITES`: another way to compute a strided first convolution, with the same
+      parameters and results), and what the model's own function takes.
 
   Raises:
     UsageError: there is no such model or option, or the model can't have the option; said here, or

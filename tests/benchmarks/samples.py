@@ -35,6 +35,7 @@ SAMPLES: dict[str, list[str]] = {
   ],
   'data_format': ['--data_format=NCHW'],
   'stem_rewrite': ['--stem_rewrite=space_to_depth'],
+  'recompute': ['--recompute'],
   'xla': ['--xla'],
   'xla_compile': ['--xla_compile'],
   'accumulate': ['--accumulate=2'],

@@ -84,7 +84,7 @@ REFUSED = {
     *LINES,
     *EVALUATION,
     *CURVES,
-    *{'recipe', 'zero_init'},
+    *{'recipe', 'zero_init', 'recompute'},
     *{'forward_only', 'dry_run', 'data_name', 'local_parameter_device', 'preset'},
   },
   'forward_only': {
@@ -95,7 +95,7 @@ REFUSED = {
     *CHECKPOINTS,
     *EVALUATION,
     *CURVES,
-    *{'recipe', 'zero_init', 'distort_colors'},
+    *{'recipe', 'zero_init', 'recompute', 'distort_colors'},
     *{'staged_vars', 'eval', 'dry_run', 'local_parameter_device'},
   },
   'dry_run': {
@@ -116,7 +116,7 @@ REFUSED = {
   'train_dir': {'forward_only', 'dry_run', 'num_runs', 'preset'},
   'steps_per_call': {'eval', 'preset', *SEVERAL},
   'accumulate': {'eval', 'forward_only', 'batch_norm_statistics'},
-  'xla': {'batch_norm_statistics'},
+  'xla': {'batch_norm_statistics', 'recompute'},
   'cosine': {
     *{'piecewise_learning_rate_schedule', 'num_epochs_per_decay', 'learning_rate_decay_factor'},
     *{'resnet_base_lr', 'eval', 'forward_only'},

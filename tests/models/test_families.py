@@ -427,6 +427,13 @@ def test_recomputation_is_refused_where_there_are_no_blocks(name, monkeypatch):
     assert hpm.models.create(name, recompute=True).num_params == hpm.models.create(name).num_params
 
 
+def test_recomputation_is_refused_under_xla():
+  manager = hpm.variable_mgr.create('independent', devices=['/CPU:0'])
+  model = small('resnet20', recompute=True)
+  with pytest.raises(UsageError, match='xla: XLA merges what recompute=True of model resnet20'):
+    hpm.TrainStep(model, manager, hpm.optimizers.create('sgd', 0.1), xla=True)
+
+
 _MEMORY = """
 import resource, sys, tensorflow as tf, hpm
 model = hpm.models.create('resnet50', image_size=224, num_classes=10, recompute=sys.argv[1] == '1')
