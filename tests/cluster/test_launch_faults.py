@@ -176,7 +176,7 @@ def check_addresses(processes: dict[str, int]) -> None:
 def check(train: Callable[..., Training], mode: str, victim: str, moment: str, number: int) -> None:
   saving = {'checkpoint': ['--save_model_steps=1'], 'evaluation': EVALUATING}.get(moment, [])
   survives = mode == 'asynchronous' and victim == 'worker:1'
-  steps = 60 if survives else 1000000
+  steps = (15 if moment == 'evaluation' else 60) if survives else 1000000
   training = train(mode, f'--num_batches={steps}', *saving)
   processes = training.processes()
   training.reach(moment)
