@@ -148,10 +148,17 @@ def read_state_dict(path: str | Path) -> Values:
   except ImportError as error:
     raise UsageError(f'{path}: reading it needs torch, pip install torch') from error
   try:
-    tensors = torch.load(path, map_location='cpu', weights_only=True)
-    return {name: tensor.numpy() for name, tensor in tensors.items()}
+    tensors = dict(torch.load(path, map_location='cpu', weights_only=True))
   except Exception as error:
     raise DataError(f'{path}: not a state dict: {str(error).splitlines()[0]}') from error
+  for name, tensor in tensors.items():
+    if not isinstance(tensor, torch.Tensor):
+      raise DataError(
+        f'{path}: not a state dict: {name!r} is a {type(tensor).__name__}, no tensor: save '
+        'model.state_dict() alone'
+      )
+  # NumPy has no bfloat16.
+  return {n: (t.float() if t.is_floating_point() else t).numpy() for n, t in tensors.items()}
 
 
 def _family(model: Model, kind: str, where: str) -> ModuleType:

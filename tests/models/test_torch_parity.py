@@ -137,3 +137,20 @@ def test_pth_and_safetensors_give_the_same_values(reference):
   assert pickled.keys() == plain.keys()
   for name, value in pickled.items():
     np.testing.assert_array_equal(plain[name], value)
+
+
+def test_pth_files_of_half_precision_and_of_more_than_weights(tmp_path):
+  torch = pytest.importorskip('torch', reason='pip install torch')
+  path = tmp_path / 'w.pth'
+  for dtype in (torch.bfloat16, torch.float16):
+    torch.save({'a': torch.tensor([1.5, -2.0], dtype=dtype), 'n': torch.tensor(3)}, path)
+    read = pretrained.read_state_dict(path)
+    assert (read['a'].dtype, read['a'].tolist(), int(read['n'])) == (np.float32, [1.5, -2.0], 3)
+  torch.save({'state_dict': {'a': torch.zeros(2)}, 'epoch': 3}, path)
+  with pytest.raises(
+    hpm.errors.DataError, match="'state_dict' is a dict, no tensor: save model.st"
+  ):
+    pretrained.read_state_dict(path)
+  path.write_bytes(b'garbage')
+  with pytest.raises(hpm.errors.DataError, match='w.pth: not a state dict'):
+    pretrained.read_state_dict(path)
