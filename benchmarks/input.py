@@ -346,7 +346,7 @@ def plot(rows: Sequence[dict[str, Any]], path: str) -> None:
     axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter('{x:.0f}')
     axes.xaxis.set_minor_formatter('')
-    axes.margins(x=0.12)
+    axes.margins(x=0.18)
     axes.set_xlabel('images per second: median, lowest, highest')
     axes.set_title(f'{count} core{"s" if count > 1 else ""}')
     axes.grid(axis='x', alpha=0.3)

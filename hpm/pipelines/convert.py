@@ -26,7 +26,17 @@ from hpm import pipelines
 from hpm.errors import DataError, UsageError
 from hpm.pipelines import base, progress, records, skips, sources
 
-__all__ = ['FORMATS', 'Converted', 'Format', 'Item', 'convert', 'detect', 'items', 'sources_of']
+__all__ = [
+  'FORMATS',
+  'Converted',
+  'Format',
+  'Item',
+  'add_source',
+  'convert',
+  'detect',
+  'items',
+  'sources_of',
+]
 
 # name -> the module that is the format; a new one is one file and one line here.
 FORMATS = {
@@ -430,7 +440,7 @@ def detect(directory: str) -> str:
     )
   if prepared:
     return f'tfds:{prepared[0]}'
-  if any(records.is_shard(name) for name in names):
+  if records.splits_of(names):
     return 'imagenet'
   if any(name.endswith('.raw') for name in names):
     return 'raw'
@@ -457,15 +467,20 @@ def _prepared_tfds(directory: str) -> list[str]:
   return sorted(names)
 
 
+def add_source(parser: Any, directory: str = 'DIR') -> None:
+  """Declares the flag that says what a directory is; without it, `detect` has to."""
+  names = ', '.join(pipelines.SOURCES)
+  parser.add_argument(
+    '--source', help=f'what {directory} is: {names} (tfds:NAME); default: what it looks like'
+  )
+
+
 def add_arguments(parser: Any) -> None:
   """Declares the flags of the command on an argparse parser."""
   parser.add_argument('src', metavar='SRC', help='the directory of the data set')
   parser.add_argument('out', metavar='OUT', help='a new directory')
   parser.add_argument('--format', default='tfrecord', help=f'{", ".join(FORMATS)} (default: first)')
-  parser.add_argument(
-    '--source',
-    help=f'what SRC is: {", ".join(pipelines.SOURCES)} (tfds:NAME); default: what it looks like',
-  )
+  add_source(parser, 'SRC')
   parser.add_argument('--splits', help='such as train,validation (default: those there are)')
   parser.add_argument('--num_shards', type=int, help='a split (default: one for 1250 records)')
   parser.add_argument('--num_workers', type=int, help='shards at once (default: one a core)')

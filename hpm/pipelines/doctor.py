@@ -23,7 +23,6 @@ import statistics
 import struct
 from typing import Any
 
-from hpm import pipelines
 from hpm.errors import DataError
 from hpm.pipelines import base, convert, faults, progress, records, sources
 
@@ -450,10 +449,7 @@ def as_json(report: Report) -> dict[str, Any]:
 def add_arguments(parser: Any) -> None:
   """Declares the flags of the command on an argparse parser."""
   parser.add_argument('dir', metavar='DIR', help='the directory of the data set')
-  parser.add_argument(
-    '--source',
-    help=f'what it is: {", ".join(pipelines.SOURCES)} (tfds:NAME); default: what it looks like',
-  )
+  convert.add_source(parser)
   parser.add_argument('--splits', help='such as train,validation (default: those there are)')
   parser.add_argument('--decode', action='store_true', help='decode every image')
   parser.add_argument('--num_classes', type=int, help='outputs of the model (default: any)')

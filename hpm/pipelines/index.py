@@ -16,7 +16,6 @@ the shard.
 
 import concurrent.futures
 import os
-import re
 import tempfile
 from typing import Any
 
@@ -26,8 +25,6 @@ from hpm.errors import DataError
 from hpm.pipelines import base, records
 
 __all__ = ['index_path', 'read', 'shards', 'write']
-
-_SHARD = re.compile(r'^(.+)-\d+-of-\d+$')
 
 
 def shards(data_dir: str) -> list[str]:
@@ -40,7 +37,7 @@ def shards(data_dir: str) -> list[str]:
     names = os.listdir(data_dir)
   except OSError as error:
     raise DataError(f'{data_dir} cannot be read: {error.strerror}') from None
-  splits = sorted({match[1] for match in map(_SHARD.match, names) if match})
+  splits = records.splits_of(names)
   if not splits:
     raise DataError(
       f'no files match {os.path.join(data_dir, "*-of-*")}: give the directory of the TFRecords'

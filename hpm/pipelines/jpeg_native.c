@@ -377,8 +377,8 @@ int hpm_resized_windows(int count, const unsigned char *const *windows, const in
 /* Evaluation: antialiased, as TensorFlow's ScaleAndTranslate with a triangle. */
 
 typedef struct {
-  int *starts;
-  float *weights; /* [size, span] */
+  int *starts, *reaches; /* [size]: the first pixel of a span, and how many have a weight */
+  float *weights;        /* [size, span] */
   int span;
 } Spans;
 
@@ -392,13 +392,15 @@ static int spans_of(Buffer *buffer, int length, int size, float scale, float tra
   float kernel = inverse > 1.0f ? inverse : 1.0f, one_over_kernel = 1.0f / kernel;
 
   spans->span = (int)smaller(2 * (int64_t)ceilf(kernel) + 1, length);
-  size_t bytes = (size_t)size * (sizeof(int) + spans->span * sizeof(float));
+  size_t bytes = (size_t)size * (2 * sizeof(int) + spans->span * sizeof(float));
   spans->starts = room_for(buffer, bytes);
   if (!spans->starts) return NO_MEMORY;
   memset(spans->starts, 0, bytes);
-  spans->weights = (float *)(spans->starts + size);
+  spans->reaches = spans->starts + size;
+  spans->weights = (float *)(spans->reaches + size);
   for (int x = 0; x < size; x++) {
     float at = (x + 0.5f) * inverse + inverse_translation, sum = 0;
+    spans->reaches[x] = 1;
     if (at < 0 || at > length) continue;
     int begin = clamped(ceilf(at - kernel - 0.5f), length);
     int past = clamped(floorf(at + kernel - 0.5f), length) + 1;
@@ -411,16 +413,11 @@ static int spans_of(Buffer *buffer, int length, int size, float scale, float tra
     float one_over_sum = 1.0f / sum;
     for (int i = 0; i < past - begin; i++) weights[i] *= one_over_sum;
     spans->starts[x] = begin;
+    int reach = spans->span;
+    while (reach > 1 && weights[reach - 1] == 0.0f) reach--;
+    spans->reaches[x] = reach;
   }
   return DONE;
-}
-
-/* How many pixels of a span have a weight. */
-static int reach_of(const Spans *spans, int x) {
-  const float *weights = spans->weights + (size_t)x * spans->span;
-  int count = spans->span;
-  while (count > 1 && weights[count - 1] == 0.0f) count--;
-  return count;
 }
 
 static int shape_of(Work *work, const unsigned char *file, int64_t size, int *height, int *width) {
@@ -463,8 +460,8 @@ static int evaluation_image(Work *work, Buffer *of_rows, Buffer *of_columns,
   for (int i = 0; i < size; i++) {
     first_row = (int)smaller(first_row, rows.starts[i]);
     first = (int)smaller(first, columns.starts[i]);
-    past_row = (int)larger(past_row, rows.starts[i] + reach_of(&rows, i));
-    past = (int)larger(past, columns.starts[i] + reach_of(&columns, i));
+    past_row = (int)larger(past_row, rows.starts[i] + rows.reaches[i]);
+    past = (int)larger(past, columns.starts[i] + columns.reaches[i]);
   }
   Window window = {first_row, first, past_row - first_row, past - first};
   unsigned char *pixels = window_of(work, file, bytes, window, &stride);
@@ -474,8 +471,7 @@ static int evaluation_image(Work *work, Buffer *of_rows, Buffer *of_columns,
   if (!sums) return NO_MEMORY;
   for (int y = 0; y < size; y++) {
     memset(sums, 0, line * sizeof(float));
-    int count = reach_of(&rows, y);
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < rows.reaches[y]; i++) {
       const unsigned char *row = pixels + (size_t)(rows.starts[y] + i - first_row) * stride;
       float weight = rows.weights[(size_t)y * rows.span + i];
       for (size_t k = 0; k < line; k++) sums[k] += row[k] * weight;
@@ -484,23 +480,27 @@ static int evaluation_image(Work *work, Buffer *of_rows, Buffer *of_columns,
     for (int x = 0; x < size; x++, to += 3) {
       const float *from = sums + (size_t)(columns.starts[x] - first) * 3;
       const float *weights = columns.weights + (size_t)x * columns.span;
-      int reach = reach_of(&columns, x);
-      float sum[4] = {0, 0, 0, 0};
+      int reach = columns.reaches[x];
 #if defined(__SSE4_1__)
       __m128 all = _mm_setzero_ps();
       for (int i = 0; i < reach; i++) {
         all = _mm_add_ps(all, _mm_mul_ps(_mm_loadu_ps(from + 3 * i), _mm_set1_ps(weights[i])));
       }
-      _mm_storeu_ps(sum, all);
+      all = _mm_min_ps(_mm_add_ps(all, _mm_set1_ps(0.5f)), _mm_set1_ps(255.0f));
+      __m128i levels = _mm_cvttps_epi32(_mm_max_ps(all, _mm_setzero_ps()));
+      levels = _mm_packus_epi16(_mm_packus_epi32(levels, levels), levels);
+      int32_t pixel = _mm_cvtsi128_si32(levels);
+      memcpy(to, &pixel, 3);
 #else
+      float sum[3] = {0, 0, 0};
       for (int i = 0; i < reach; i++) {
         for (int c = 0; c < 3; c++) sum[c] += from[3 * i + c] * weights[i];
       }
-#endif
       for (int c = 0; c < 3; c++) {
         float value = sum[c] + 0.5f;
         to[c] = value > 255.0f ? 255 : value < 0.0f ? 0 : (unsigned char)value;
       }
+#endif
     }
   }
   return DONE;

@@ -293,10 +293,7 @@ def picture(results: Sequence[Result], path: str) -> None:
 
 def add_arguments(parser: Any) -> None:
   parser.add_argument('data_dir', metavar='DIR', help='where the images are')
-  parser.add_argument(
-    '--source',
-    help=f'what it is: {", ".join(pipelines.SOURCES)} (tfds:NAME); default: what it looks like',
-  )
+  convert.add_source(parser)
   parser.add_argument('--split', default='validation', help='train or validation (%(default)s)')
   parser.add_argument('--num_images', type=int, default=16, help='%(default)s')
   parser.add_argument('--image_size', type=int, default=224, help='pixels (%(default)s)')

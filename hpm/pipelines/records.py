@@ -27,11 +27,11 @@ __all__ = [
   'count_records',
   'encode_example',
   'is_empty',
-  'is_shard',
   'read_record',
   'record_offsets',
   'scan',
   'shard_files',
+  'splits_of',
   'tolerant_dataset',
   'write_records',
 ]
@@ -101,9 +101,9 @@ def shard_files(data_dir: str, split: str) -> list[str]:
   return [os.path.join(data_dir, shards[i]) for i in sorted(shards)]
 
 
-def is_shard(name: str) -> bool:
-  """Whether a file is named as a shard is, NAME-00000-of-00001."""
-  return _SHARD.match(name) is not None
+def splits_of(names: Iterable[str]) -> list[str]:
+  """The splits that files named as shards are, SPLIT-00000-of-00001, belong to, sorted."""
+  return sorted({match[1] for match in map(_SHARD.match, names) if match})
 
 
 def is_empty(path: str) -> bool:

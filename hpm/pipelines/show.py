@@ -124,10 +124,7 @@ def add_arguments(parser: Any) -> None:
   """Declares the flags of the command on an argparse parser."""
   parser.add_argument('dir', metavar='DIR', help='the directory of the data set')
   parser.add_argument('--out', required=True, metavar='FILE', help='such as sheet.png')
-  parser.add_argument(
-    '--source',
-    help=f'what it is: {", ".join(pipelines.SOURCES)} (tfds:NAME); default: what it looks like',
-  )
+  convert.add_source(parser)
   parser.add_argument('--split', default='train')
   parser.add_argument('--num_images', type=int, default=8)
   parser.add_argument('--num_views', type=int, default=5)
