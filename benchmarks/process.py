@@ -50,7 +50,8 @@ def devices(
     UsageError: TensorFlow doesn't see so many GPUs.
   """
   with _quiet() as hidden:
-    import tensorflow as tf
+    with _without('sklearn'):
+      import tensorflow as tf
 
     import hpm
 
@@ -103,6 +104,23 @@ def terminations() -> Iterator[list[int]]:
     yield received
   finally:
     signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _without(module: str) -> Iterator[None]:
+  """Inside, `module` can't be imported, unless it has been already.
+
+  TensorFlow imports Keras, and Keras scikit-learn where there is one, for wrappers of its own; that
+  takes a fifth of TensorFlow's import.
+  """
+  if module in sys.modules:
+    yield
+    return
+  sys.modules[module] = None  # type: ignore[assignment]
+  try:
+    yield
+  finally:
+    del sys.modules[module]
 
 
 @contextlib.contextmanager

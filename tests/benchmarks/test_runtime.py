@@ -94,3 +94,19 @@ def test_threads_are_set_before_tensorflow_starts_and_recorded(tmp_path):
   assert machine['onednn'] == 'off'
   assert machine['environment']['TF_NUM_INTRAOP_THREADS'] == '1'
   assert machine['tensorflow_build']['version'] == machine['tensorflow']
+
+
+def test_tensorflow_starts_without_scikit_learn_which_stays_importable():
+  """Keras would import it; in a process of its own, since this one has TensorFlow already."""
+  script = (
+    'import sys\n'
+    'from benchmarks import process\n'
+    "process.devices('cpu', 1)\n"
+    "assert 'tensorflow' in sys.modules and 'sklearn' not in sys.modules\n"
+    'import sklearn\n'
+    'assert sklearn.__version__\n'
+  )
+  done = subprocess.run(
+    [sys.executable, '-c', script], capture_output=True, text=True, cwd=ROOT, env=environment()
+  )
+  assert done.returncode == 0, done.stderr
