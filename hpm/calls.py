@@ -19,6 +19,7 @@ the operations that it returns, depend on.
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import gc
+import types
 from typing import Any
 
 import tensorflow as tf
@@ -71,6 +72,11 @@ class Function:
     Args:
       arguments: in the order of the function's inputs, captured ones last.
     """
+    if tf.executing_eagerly():
+      results = tf.raw_ops.StatefulPartitionedCall(
+        args=arguments, Tout=self._dtypes, f=self._concrete
+      )
+      return types.SimpleNamespace(outputs=results)
     graph = tf.compat.v1.get_default_graph()
     self._concrete.add_to_graph(graph)
     inputs = _captured(graph, arguments)
@@ -128,6 +134,8 @@ class Calls:
     self._traced: dict[Any, tuple[Function, Any]] = {}
 
   def __call__(self, *arguments: Any) -> Any:
+    if tf.executing_eagerly():  # the function says whether it wants to be traced then
+      return self._function(*arguments)
     flat = [
       value.handle if isinstance(value, tf.Variable) else value
       for value in tf.nest.flatten(arguments)

@@ -230,7 +230,12 @@ class TrainStep:
     return self._loop.trace(dataset)
 
   def __call__(self, batches: Sequence[Batch]) -> Metrics:
-    """One step on the given batches, one (images, labels) a device."""
+    """One step on the given batches, one (images, labels) a device.
+
+    For debugging, `tf.config.run_functions_eagerly(True)` before it runs preprocessing, model and
+    loss line by line on tensors that have values; results differ in roundings, since no ops are
+    merged. Collectives are refused then.
+    """
     with self.watched():
       return self._direct([tuple(batch) for batch in batches])
 

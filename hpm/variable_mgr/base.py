@@ -241,7 +241,7 @@ class VariableManager:
 
   def _read(self, variable: tf.Variable, place: str, device: str) -> tf.Tensor:
     reads = self._reads.setdefault(tf.compat.v1.get_default_graph(), {})
-    if variable.ref() not in reads:
+    if variable.ref() not in reads or tf.executing_eagerly():
       with tf.device(place):
         # The raw op: `read_value` would add an identity to each of them.
         value = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
@@ -255,6 +255,11 @@ class VariableManager:
   def _read_own(self, tower: int) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
     """`read` where each tower has a copy of its own on its device: by one call for each device."""
     copy, device = self.copy_of(tower), self.devices[tower]
+    if tf.executing_eagerly():
+      return (
+        {name: self._read(variable, device, device) for name, variable in copy.params.items()},
+        {name: self._read(variable, device, device) for name, variable in copy.state.items()},
+      )
     variables = [*copy.params.values(), *copy.state.values()]
     handles = [variable.handle for variable in variables]
     if self._reading is None:
@@ -361,6 +366,10 @@ class VariableManager:
       self.devices, self.copies, gradients, states, scalars, strict=True
     ):
       own = _Own(copy, names, gradient, state, *scalar.at[device], scalar.finite)
+      if tf.executing_eagerly():
+        with tf.device(device):
+          calls += own.update(transform, optimizer)
+        continue
       if shared is None:
         shared = Shared(functools.partial(own.update, transform, optimizer), own.tensors)
       with tf.device(device), tf.control_dependencies([barriers[device]]):
@@ -468,7 +477,8 @@ class _Own:
       with tf.control_dependencies(self._updates(transform, optimizer)):
         return tf.constant(True)
 
-    return [tf.cond(self._finite, build, lambda: tf.constant(False)).op]
+    done = tf.cond(self._finite, build, lambda: tf.constant(False))
+    return [done if tf.executing_eagerly() else done.op]
 
   def _updates(self, transform: Transform, optimizer: Optimizer) -> list[tf.Operation]:
     of_transform, of_optimizer = self._scalars

@@ -45,6 +45,11 @@ class Group:
       token: handle of the device's ordering token.
       device: the name under which its collectives are chained.
     """
+    if tf.executing_eagerly():
+      raise UsageError(
+        'a collective waits for all devices, and in eager mode one comes after the other: '
+        "debug with all_reduce_spec='copy', or batch_norm_statistics='mean'"
+      )
     graph = tf.compat.v1.get_default_graph()
     last = _last.setdefault(graph, {})
     before = [graph.get_operation_by_name(last[device])] if device in last else []
