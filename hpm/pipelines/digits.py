@@ -56,7 +56,10 @@ class DigitsPipeline(base.Pipeline):
   ):
     super().__init__(batch_size=batch_size, image_size=image_size, num_classes=num_classes)
     if image_size != _SIDE:
-      raise UsageError(f'image_size={image_size}: digits have {_SIDE} x {_SIDE} pixels')
+      raise UsageError(
+        f'image_size={image_size}: digits have {_SIDE} x {_SIDE} pixels and are not resized: '
+        f'ask for image_size={_SIDE}'
+      )
     if num_classes < 10:
       raise UsageError(f'num_classes={num_classes}: there are 10 digits')
     if split not in ('train', 'validation'):
