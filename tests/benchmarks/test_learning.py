@@ -49,12 +49,14 @@ def test_bf16_has_float32_s_curve_to_the_end(in_process, tmp_path):
 
 
 def test_a_resumed_training_has_the_unbroken_one_s_curve(in_process, tmp_path):
-  whole = losses(in_process, tmp_path / 'whole.json', '--num_batches=50')
-  train = f'--train_dir={tmp_path / "train"}'
+  # A rate that doesn't depend on where the training is to end, as the recipe's cosine does.
+  rate = ('--learning_rate_schedule=constant', '--init_learning_rate=0.05')
+  whole = losses(in_process, tmp_path / 'whole.json', '--num_batches=50', *rate)
+  train = (f'--train_dir={tmp_path / "train"}', *rate)
   # In the middle of the third epoch of 23 steps, then in that of the first evaluation's.
-  first = losses(in_process, tmp_path / 'first.json', '--num_batches=17', train)
-  second = losses(in_process, tmp_path / 'second.json', '--num_batches=38', train)
-  third = losses(in_process, tmp_path / 'third.json', '--num_batches=50', train)
+  first = losses(in_process, tmp_path / 'first.json', '--num_batches=17', *train)
+  second = losses(in_process, tmp_path / 'second.json', '--num_batches=38', *train)
+  third = losses(in_process, tmp_path / 'third.json', '--num_batches=50', *train)
   assert [len(part) for part in (first, second, third)] == [17, 21, 12]
   np.testing.assert_array_equal(np.concatenate([first, second, third]), whole)
 

@@ -63,11 +63,19 @@ def test_the_manifest_names_one_cluster():
 def test_the_page_commands_parse():
   text = (ROOT / 'docs' / 'cluster.md').read_text().replace('\\\n', ' ')
   found = re.findall(r'python benchmarks/run\.py +(.*)', text)
-  commands = [shlex.split(line) for line in found if '`' not in line and '...' not in line]
+  whole = [shlex.split(line) for line in found if '`' not in line and '...' not in line]
+  (of_host,) = [command for command in whole if '--job_name=host' in command]
+  words = [word.replace('=n', '=3') for word in of_host]
+  assert flags.cluster.starts_host(flags.parse(words))
+  commands = [command for command in whole if command is not of_host]
   assert len(commands) == 4
   for command in commands:
     assert flags.cluster.local_tasks(flags.parse(command)).num_workers == 2
-  by_hand = [shlex.split(line.removesuffix('...')) for line in found if '--job_name' in line]
+  by_hand = [
+    shlex.split(line.removesuffix('...'))
+    for line in found
+    if '--job_name' in line and '...' in line
+  ]
   assert len(by_hand) == 3
   mode = ['--variable_update=parameter_server']
   tasks = [flags.cluster.cluster(flags.parse([*line, *mode]), {}).task for line in by_hand]
