@@ -176,7 +176,10 @@ def check_addresses(processes: dict[str, int]) -> None:
 def check(train: Callable[..., Training], mode: str, victim: str, moment: str, number: int) -> None:
   saving = {'checkpoint': ['--save_model_steps=1'], 'evaluation': EVALUATING}.get(moment, [])
   survives = mode == 'asynchronous' and victim == 'worker:1'
-  steps = (15 if moment == 'evaluation' else 60) if survives else 1000000
+  steps = 60 if survives else 1000000
+  if survives and moment == 'evaluation':
+    # The victim has to be at work still while the chief evaluates, and there has to be an end.
+    steps, saving = 1500, [*saving, '--eval_during_training_every_n_steps=50']
   training = train(mode, f'--num_batches={steps}', *saving)
   processes = training.processes()
   training.reach(moment)
