@@ -202,7 +202,12 @@ class StagedLoop:
       with tf.device(CPU):
         if endless:
           with tf.control_dependencies(before):
-            batch = iterator.get_next()
+            # `get_next` counts its calls, and takes more than 32 in a graph for a mistake.
+            batch = tf.raw_ops.IteratorGetNext(
+              iterator=iterator._iterator_resource,
+              output_types=[s.dtype for s in spec],
+              output_shapes=[s.shape for s in spec],
+            )
           before = [batch[0].op]
           more.append(tf.constant(True))
         else:

@@ -1,5 +1,7 @@
 """Staging: every batch once and in order, a clean end, errors that arrive, nothing that blocks."""
 
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -198,3 +200,26 @@ def test_equal_data_sets_share_one_compiled_step(cpu_devices):
   assert len(staged._compiled) == 1
   ((_, step, _),) = staged._compiled.values()
   assert step.experimental_get_tracing_count() == 1
+
+
+def test_forty_devices_take_a_batch_each():
+  """More than the 32 that TensorFlow takes for a loop gone wrong; in a process of its own."""
+  program = """
+import tensorflow as tf
+import hpm
+devices = hpm.devices.cpu(40)
+model = hpm.models.Model(
+  lambda b, images: b.dense('logits', b.flatten(images), 2),
+  name='own', image_shape=(2, 2, 3), num_classes=2)
+manager = hpm.variable_mgr.create('replicated', devices)
+step = hpm.TrainStep(model, manager, hpm.optimizers.create('sgd', 0.1))
+data = tf.data.Dataset.from_tensors((tf.zeros([2, 2, 2, 3], tf.uint8), tf.zeros([2], tf.int64)))
+for take in (data.repeat(), data.repeat(80)):
+  for metrics in step.run(take, 2):
+    print(int(metrics.num_samples))
+"""
+  done = subprocess.run(
+    [sys.executable, '-c', program], capture_output=True, text=True, timeout=100
+  )
+  assert done.returncode == 0, done.stderr
+  assert done.stdout.split() == ['80'] * 4
