@@ -8,9 +8,9 @@ Sets of tensors: the gradients of resnet50 and vgg16, the last layer's first, an
 tensors of 1 KB to 512 MB. A round runs each contender once, in an order that turns; given are the
 median of all rounds and half the distance between the quartiles.
 
-  alg GB/s   bytes of the set over the time
-  bus GB/s   times 2 (n - 1) / n: what crosses each device's links in the best of algorithms, so
-             that numbers of devices compare (the convention of nccl-tests)
+  bus GB/s   bytes of the set over the time ("algorithm bandwidth", in the --json file), times
+             2 (n - 1) / n: what crosses each device's links in the best of algorithms, so that
+             numbers of devices compare (the convention of nccl-tests)
   of memcpy  bus GB/s as a share of what one copy in memory reaches in the same run
   moved      bytes between devices, counted in the graph; for collectives, which move them inside an
              op, those of a ring
@@ -35,6 +35,7 @@ import time
 from typing import Any
 
 from absl import flags
+import rich.box
 import rich.console
 import rich.table
 
@@ -84,7 +85,7 @@ def sizes(smallest: int, largest: int) -> list[int]:
 
 
 def contenders(
-  names: Sequence[str], devices: Sequence[str], shapes: Shapes, buckets: int = 0
+  names: Sequence[str], devices: Sequence[str], shapes: Shapes, buckets: int | None = None
 ) -> dict[str, Reduce]:
   """Contender -> a function that reduces once and waits for the end.
 
@@ -92,7 +93,7 @@ def contenders(
     names: specs; those of `TWINS` bring tf.distribute's operation with them.
     devices: device strings.
     shapes: of the float32 tensors.
-    buckets: repacks them, for hpm's contenders.
+    buckets: repacks them, for hpm's contenders; None as `replicated` does by default.
   """
   import tensorflow as tf
 
@@ -131,7 +132,7 @@ def measure(
   return {name: {'times_s': times[name], 'peak_bytes': peaks[name]} for name in names}
 
 
-def moved_bytes(spec: str, num_devices: int, shapes: Shapes, buckets: int = 0) -> int:
+def moved_bytes(spec: str, num_devices: int, shapes: Shapes, buckets: int | None = None) -> int:
   """Bytes between devices, from the graph; of collectives those of a ring."""
   import tensorflow as tf
 
@@ -188,7 +189,7 @@ def main(arguments: Sequence[str]) -> int:
         f'{label}: left out, needs {needed >> 20} MiB of memory, {available >> 20} are free'
       )
       continue
-    buckets = options.gradient_repacking if len(shapes) > 1 else 0
+    buckets = options.gradient_repacking if len(shapes) > 1 else 0  # one tensor is packed already
     with console.status(label):
       figures = measure(contenders(names, devices, shapes, buckets), options.rounds)
     rows = [
@@ -211,7 +212,13 @@ def parse(arguments: Sequence[str]) -> Any:
   flags.DEFINE_list('specs', [], 'Default: every kind.', flag_values=values)
   flags.DEFINE_string('min_bytes', '1k', 'Of sizes.', flag_values=values)
   flags.DEFINE_string('max_bytes', '512M', 'Of sizes.', flag_values=values)
-  flags.DEFINE_integer('gradient_repacking', 0, 'Buckets.', 0, flag_values=values)
+  flags.DEFINE_integer(
+    'gradient_repacking',
+    None,
+    'Buckets; 0 for none. Default: as `replicated` has it with each all-reduce.',
+    0,
+    flag_values=values,
+  )
   flags.DEFINE_integer('rounds', 11, 'Of all contenders.', 1, flag_values=values)
   flags.DEFINE_string('json', None, 'Where to write the figures.', flag_values=values)
   if {'--help', '-h'}.intersection(arguments):
@@ -254,15 +261,18 @@ def memcpy_rate(devices: Sequence[str]) -> float:
   return MEMCPY_BYTES / statistics.median(times)
 
 
-def _all_reduce(spec: str, devices: Sequence[str], buckets: int) -> Any:
+def _all_reduce(spec: str, devices: Sequence[str], buckets: int | None) -> Any:
   from hpm.variable_mgr import packing
 
   all_reduce = variable_mgr.all_reduce(spec, devices)
+  own = getattr(all_reduce, 'buckets', 0)
+  if buckets is None and own:
+    return packing.Buckets(all_reduce, devices, own)
   return packing.Repacked(all_reduce, devices, buckets) if buckets else all_reduce
 
 
 def _ours(
-  spec: str, devices: Sequence[str], tensors: Sequence[Sequence[Any]], buckets: int
+  spec: str, devices: Sequence[str], tensors: Sequence[Sequence[Any]], buckets: int | None
 ) -> Reduce:
   import tensorflow as tf
 
@@ -272,7 +282,7 @@ def _ours(
     lambda: all_reduce(tensors),
     autograph=False,
     experimental_attributes={'_disable_acd': True},
-  )
+  ).get_concrete_function()
   return lambda: _finished(function())
 
 
@@ -288,7 +298,9 @@ def _twin(kind: str, devices: Sequence[str], tensors: Sequence[Sequence[Any]]) -
   def replica(own_tensors):
     return tf.distribute.get_replica_context().all_reduce('sum', own_tensors)
 
-  function = tf.function(lambda: mirrored.run(replica, args=(values,)), autograph=False)
+  function = tf.function(
+    lambda: mirrored.run(replica, args=(values,)), autograph=False
+  ).get_concrete_function()
   return lambda: _finished(function())
 
 
@@ -317,7 +329,7 @@ def _row(
   num_devices: int,
   memcpy: float,
   shapes: Shapes,
-  buckets: int,
+  buckets: int | None,
 ) -> dict[str, Any]:
   times = figure['times_s']
   median = statistics.median(times)
@@ -338,35 +350,33 @@ def _row(
 
 
 def _table(label: str, size: int, count: int, rows: Sequence[Mapping[str, Any]]) -> Any:
-  shown = rich.table.Table(title=f'{label}: {count} tensors, {size / 1e6:,.3f} MB')
-  shown.add_column('all-reduce')
-  for column in (
-    'ms',
-    '+/-',
-    'alg GB/s',
-    'bus GB/s',
-    'of memcpy',
-    'moved MB',
-    'peak MB',
-    'of twin',
-  ):
-    shown.add_column(column, justify='right')
+  shown = rich.table.Table(
+    title=f'{label}: {count} tensors, {size / 1e6:,.3f} MB',
+    box=rich.box.SIMPLE,
+    padding=(0, 1, 0, 0),
+  )
+  shown.add_column('all-reduce', no_wrap=True)
+  for column in ('ms', '+/-', 'bus\nGB/s', 'of\nmemcpy', 'moved\nMB', 'peak\nMB', 'of\ntwin'):
+    shown.add_column(column, justify='right', no_wrap=True)
   times = {row['contender']: row['time_s'] for row in rows}
   for row in rows:
     twin = times.get(f'tf.distribute {TWINS.get(row["contender"])}')
     moved, peak = row['moved_bytes'], row['peak_bytes']
     shown.add_row(
-      row['contender'],
-      f'{row["time_s"] * 1e3:.2f}',
-      f'{row["spread_s"] * 1e3:.2f}',
-      f'{row["algorithm_bytes_per_s"] / 1e9:.2f}',
+      row['contender'].replace('tf.distribute', 'tf'),
+      _short(row['time_s'] * 1e3),
+      _short(row['spread_s'] * 1e3),
       f'{row["bus_bytes_per_s"] / 1e9:.2f}',
       f'{row["share_of_memcpy"]:.0%}',
-      '' if moved is None else f'{moved / 1e6:.1f}',
-      '' if peak is None else f'{peak / 1e6:.1f}',
+      '' if moved is None else _short(moved / 1e6),
+      '' if peak is None else _short(peak / 1e6),
       '' if twin is None else f'{row["time_s"] / twin:.2f}',
     )
   return shown
+
+
+def _short(value: float) -> str:
+  return f'{value:.2f}' if value < 100 else f'{value:.0f}'
 
 
 def _peak_of(reduce: Reduce) -> int | None:

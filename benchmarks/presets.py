@@ -165,6 +165,7 @@ def _of_page(row: published.Result) -> Preset:
     'variable_update': row.variable_update,
     'local_parameter_device': row.local_parameter_device,
     'use_nccl': row.nccl,
+    'gradient_repacking': 0 if row.nccl else None,  # the page's runs reduced each by itself
     'optimizer': row.optimizer,
     'init_learning_rate': LEARNING_RATE,
     **METHOD,

@@ -272,7 +272,9 @@ def test_published_rows_move_their_gradients_between_gpus_alone(
 ):
   spec = 'nccl' if nccl else 'copy'
   model = hpm.models.create(name, num_classes=1000)
-  plan = plan_of(batch_size, model, 'replicated', num_devices, all_reduce_spec=spec)
+  plan = plan_of(
+    batch_size, model, 'replicated', num_devices, all_reduce_spec=spec, gradient_repacking=0
+  )
   params, averages, count = PUBLISHED[name]
   assert nccl == (name != 'resnet50')  # as the page has it: NCCL on DGX-1, sums on GPUs on EC2
   between = [t for t in plan.transfers if t.link == 'device-device']
@@ -345,7 +347,8 @@ def test_a_bucket_waits_for_all_of_its_gradients():
 
 def test_every_algorithm_has_the_same_buckets():
   specs = ('copy', 'psgpu#2', 'pscpu', 'xring', 'rechd', 'hierarchical_copy', 'nccl', 'copy/xring')
-  found = [buckets_of(two_layers(), num_devices=4, all_reduce_spec=spec) for spec in specs]
+  alone = {'num_devices': 4, 'gradient_repacking': 0}
+  found = [buckets_of(two_layers(), all_reduce_spec=spec, **alone) for spec in specs]
   found.append(buckets_of(two_layers(), 'parameter_server', num_devices=4))
   assert all(set(own) == set(found[0]) for own in found)
   assert len(found[0]) == 4

@@ -110,9 +110,10 @@ def define(values: flags.FlagValues) -> None:
   )
   flags.DEFINE_integer(
     'gradient_repacking',
-    0,
-    'Reduce gradients as N buckets of equal size, in the order in which backprop makes them. '
-    'Default: 0, each by itself.',
+    None,
+    'Reduce gradients as N buckets of equal size, in the order in which backprop makes them; 0 '
+    'reduces each by itself. Default: 0, but with nccl, collective and collective_all_reduce '
+    'whole gradients go together up to an eighth of all bytes.',
     flag_values=values,
   )
   string(
@@ -223,9 +224,11 @@ def complete(options) -> None:
 def manager_options(options) -> dict[str, Any]:
   """What `hpm.variable_mgr.create` takes beside name and devices; nothing that is its default."""
   given: dict[str, Any] = {}
-  for name in ('all_reduce_spec', 'gradient_repacking', 'staged_vars'):
+  for name in ('all_reduce_spec', 'staged_vars'):
     if getattr(options, name):
       given[name] = getattr(options, name)
+  if options.gradient_repacking is not None:
+    given['gradient_repacking'] = options.gradient_repacking
   place = options.local_parameter_device
   if place is not None:
     number = _device_number(place)
@@ -301,7 +304,7 @@ def _check_spec(options) -> None:
 
 
 def _check_packing(options) -> None:
-  if options.gradient_repacking < 0:
+  if options.gradient_repacking is not None and options.gradient_repacking < 0:
     raise UsageError(f'{options.spelled("gradient_repacking")}: 0 or more is needed')
   small = _small_bytes(options)
   if not small:

@@ -36,7 +36,11 @@ Lists = Sequence[Sequence[tf.Tensor]]
 
 
 class AllReduce(Protocol):
-  """Sums over devices; graph-building, in a `tf.function` or a `tf.Graph`."""
+  """Sums over devices; graph-building, in a `tf.function` or a `tf.Graph`.
+
+  One that is quicker with few large tensors than with many small ones may say so by an attribute
+  `buckets`: managers then put gradients together in so many shares, unless they are told otherwise.
+  """
 
   @property
   def variables(self) -> list[tf.Variable]:
@@ -172,6 +176,11 @@ class Wrapper:
   def num_workers(self) -> int:
     """Processes over which the inner one sums; most know of one alone."""
     return getattr(self._inner, 'num_workers', 1)
+
+  @property
+  def buckets(self) -> int:
+    """In how many shares the inner one takes gradients best; 0 as they are, as most do."""
+    return getattr(self._inner, 'buckets', 0)
 
   def __call__(self, tensors: Lists) -> list[list[tf.Tensor]]:
     alone = len(self._devices) * self.num_workers == 1

@@ -101,6 +101,8 @@ class Collective:
       anywhere in a step ends its collectives without it.
   """
 
+  buckets = 8  # each op costs a meeting of all devices
+
   def __init__(self, devices: Sequence[str], hint: str = 'auto', timeout_s: float = 0.0):
     self._devices = tuple(devices)
     self._group = Group(len(self._devices), hint, timeout_s)

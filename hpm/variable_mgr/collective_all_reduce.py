@@ -15,9 +15,6 @@ __all__ = ['AcrossWorkers', 'CollectiveAllReduce']
 
 Tensors = Mapping[str, tf.Tensor]
 
-# So that the first is on its way while backprop goes on, and none is too small for a network.
-_BUCKETS = 8
-
 
 class AcrossWorkers:
   """Sums over the devices of all workers: first over a worker's own, then over workers.
@@ -33,6 +30,9 @@ class AcrossWorkers:
       summed on the way; None for their own.
     hint: TensorFlow's communication hint.
   """
+
+  # So that the first is on its way while backprop goes on, and none is too small for a network.
+  buckets = 8
 
   def __init__(
     self,
@@ -88,7 +88,7 @@ class CollectiveAllReduce(Replicated):
     worker, num_workers: which of how many workers this is.
     transfer_dtype: as for `AcrossWorkers`, for gradients.
     gradient_repacking, agg_small_grads_max_bytes, agg_small_grads_max_group: as for `Replicated`;
-      by default eight buckets, unless small gradients are packed.
+      by default whole gradients go together up to an eighth of all bytes.
     hint: TensorFlow's communication hint.
   """
 
@@ -99,7 +99,7 @@ class CollectiveAllReduce(Replicated):
     worker: int,
     num_workers: int,
     transfer_dtype: str | None = None,
-    gradient_repacking: int = 0,
+    gradient_repacking: int | None = None,
     agg_small_grads_max_bytes: int = 0,
     agg_small_grads_max_group: int = 10,
     batch_norm_statistics: str | None = None,
@@ -110,8 +110,6 @@ class CollectiveAllReduce(Replicated):
         f'batch_norm_statistics {batch_norm_statistics!r} is for the devices of one process: '
         "use 'mean', which is that over all workers"
       )
-    if not gradient_repacking and not agg_small_grads_max_bytes:
-      gradient_repacking = _BUCKETS
     super().__init__(
       devices,
       all_reduce_spec=AcrossWorkers(devices, num_workers, transfer_dtype, hint),

@@ -11,7 +11,7 @@ import tensorflow as tf
 from hpm.errors import UsageError
 from hpm.variable_mgr.allreduce import AllReduce, Lists, Wrapper, flat, joined, split
 
-__all__ = ['Aggregated', 'Repacked', 'pack', 'unpack']
+__all__ = ['Aggregated', 'Buckets', 'Repacked', 'pack', 'unpack']
 
 Tensors = Sequence[tf.Tensor]
 
@@ -118,23 +118,8 @@ class Repacked(_ByDtype):
     return counts, pieces
 
 
-class Aggregated(_ByDtype):
-  """Reduces runs of small tensors as one each, all others as they are.
-
-  Args:
-    inner, devices: as for `Wrapper`.
-    max_bytes: a tensor up to this size is small.
-    max_group: no more tensors than this in one.
-  """
-
-  def __init__(self, inner: AllReduce, devices: Sequence[str], max_bytes: int, max_group: int):
-    if max_bytes < 1:
-      raise UsageError(f'agg_small_grads_max_bytes {max_bytes}: at least 1 byte is needed')
-    if max_group < 2:
-      raise UsageError(f'agg_small_grads_max_group {max_group}: at least 2 tensors are needed')
-    super().__init__(inner, devices)
-    self._max_bytes = max_bytes
-    self._max_group = max_group
+class _Runs(_ByDtype):
+  """Reduces runs of consecutive whole tensors as one each; a tensor alone stays as it is."""
 
   def _reduce_one_dtype(self, tensors: Lists) -> list[list[tf.Tensor]]:
     runs = self._runs(tensors[0])
@@ -154,7 +139,58 @@ class Aggregated(_ByDtype):
     return results
 
   def _runs(self, tensors: Tensors) -> list[list[int]]:
-    """Consecutive tensors that go together; most go alone."""
+    """The indices of the tensors in each run, in their order."""
+    raise NotImplementedError
+
+
+class Buckets(_Runs):
+  """Reduces whole tensors together up to an equal share of all bytes; a larger one goes alone.
+
+  Unlike `Repacked` it cuts none, so that large tensors are reduced where they lie, without a copy.
+
+  Args:
+    inner, devices: as for `Wrapper`.
+    num_buckets: how many shares, for each dtype; there are more runs where tensors don't fill them.
+  """
+
+  def __init__(self, inner: AllReduce, devices: Sequence[str], num_buckets: int):
+    super().__init__(inner, devices)
+    self._num_buckets = num_buckets
+
+  def _runs(self, tensors: Tensors) -> list[list[int]]:
+    sizes = [t.shape.num_elements() for t in tensors]
+    room = sum(sizes) / self._num_buckets
+    runs: list[list[int]] = []
+    filled = 0
+    for i, size in enumerate(sizes):
+      if runs and filled + size <= room:
+        runs[-1].append(i)
+        filled += size
+      else:
+        runs.append([i])
+        filled = size
+    return runs
+
+
+class Aggregated(_Runs):
+  """Reduces runs of small tensors together, all others as they are.
+
+  Args:
+    inner, devices: as for `Wrapper`.
+    max_bytes: a tensor up to this size is small.
+    max_group: no more tensors than this in one.
+  """
+
+  def __init__(self, inner: AllReduce, devices: Sequence[str], max_bytes: int, max_group: int):
+    if max_bytes < 1:
+      raise UsageError(f'agg_small_grads_max_bytes {max_bytes}: at least 1 byte is needed')
+    if max_group < 2:
+      raise UsageError(f'agg_small_grads_max_group {max_group}: at least 2 tensors are needed')
+    super().__init__(inner, devices)
+    self._max_bytes = max_bytes
+    self._max_group = max_group
+
+  def _runs(self, tensors: Tensors) -> list[list[int]]:
     runs: list[list[int]] = []
     open_run = False
     for i, t in enumerate(tensors):

@@ -6,7 +6,7 @@ from typing import Any
 from hpm import variable_mgr
 from hpm.variable_mgr.allreduce import AllReduce, HalfTransfer, check_place
 from hpm.variable_mgr.base import Update, VariableManager
-from hpm.variable_mgr.packing import Aggregated, Repacked
+from hpm.variable_mgr.packing import Aggregated, Buckets, Repacked
 from hpm.variable_mgr.topology import Links
 
 __all__ = ['Replicated']
@@ -24,7 +24,10 @@ class Replicated(VariableManager):
       `hpm.variable_mgr.topology`.
     transfer_dtype: 'float16' or 'bfloat16' to halve what gradients move; None keeps float32. Sums
       are float32 in all all-reduces that are built of copies and sums.
-    gradient_repacking: reduces the gradients as so many buckets of equal size; 0 leaves them.
+    gradient_repacking: reduces the gradients as so many buckets of equal size; 0 leaves them. None
+      also leaves them, but where the all-reduce asks for `buckets` (see `AllReduce`), as
+      'collective' and 'nccl' do, whole ones go together up to an eighth of all bytes, unless small
+      ones are packed.
     agg_small_grads_max_bytes: reduces runs of gradients up to this size as one; 0 leaves them.
     agg_small_grads_max_group: the most gradients in such a run.
   """
@@ -36,7 +39,7 @@ class Replicated(VariableManager):
     local_parameter_device: str = 'spread',
     network_topology: str | Links | None = None,
     transfer_dtype: str | None = None,
-    gradient_repacking: int = 0,
+    gradient_repacking: int | None = None,
     agg_small_grads_max_bytes: int = 0,
     agg_small_grads_max_group: int = 10,
     batch_norm_statistics: str | None = None,
@@ -64,6 +67,8 @@ class Replicated(VariableManager):
       gradients = Aggregated(
         gradients, devices, agg_small_grads_max_bytes, agg_small_grads_max_group
       )
+    elif gradient_repacking is None and getattr(gradients, 'buckets', 0):
+      gradients = Buckets(gradients, devices, gradients.buckets)
     if gradient_repacking:
       gradients = Repacked(gradients, devices, gradient_repacking)
     self._reduce_gradients = gradients

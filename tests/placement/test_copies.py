@@ -225,3 +225,35 @@ def test_updates_send_one_message_home_from_each_gpu(mode):
   # Variables live on 8 GPUs, or on the CPU alone, or spread: three of them on three GPUs.
   expected = {'parameter_server_cpu': 0, 'parameter_server_spread': 3}.get(mode, 8)
   assert Counter(edge.destination for edge in edges) == Counter({'/device:CPU:0': expected})
+
+
+@pytest.mark.parametrize(
+  ('options', 'sizes'),
+  [
+    # An eighth is 73 bytes: the large one goes alone.
+    ({'all_reduce_spec': 'nccl'}, [60, 400, 60, 60]),
+    ({'all_reduce_spec': 'collective', 'transfer_dtype': 'bfloat16'}, [30, 200, 30, 30]),
+    ({'all_reduce_spec': 'nccl', 'gradient_repacking': 0}, [20, 20, 20, 400, *[20] * 6]),
+    ({'all_reduce_spec': 'nccl', 'gradient_repacking': 2}, [288, 292]),
+    ({'all_reduce_spec': 'nccl', 'agg_small_grads_max_bytes': 20}, [60, 400, 120]),
+    ({'all_reduce_spec': 'nccl_all_reduce'}, [20, 20, 20, 400, *[20] * 6]),
+  ],
+  ids=str,
+)  # fmt: skip
+def test_small_gradients_go_into_a_collective_together(options, sizes):
+  def network(b, images):
+    x = b.flatten(images)
+    for i in range(6):
+      x = x[:, :5] * tf.cast(
+        b.param(f'scale{i}', (5,), lambda shape, seed: tf.ones(shape)), x.dtype
+      )
+    x = b.dense('fc', tf.tile(x, [1, 4]), 5)
+    for i in range(6, 8):
+      x *= tf.cast(b.param(f'scale{i}', (5,), lambda shape, seed: tf.ones(shape)), x.dtype)
+    return x
+
+  model = hpm.models.Model(network, name='scales', image_shape=(2, 2, 3), num_classes=5)
+  manager = hpm.variable_mgr.create('replicated', steps.gpus(2), **options)
+  built = steps.build(model, manager)
+  parts = placement.collectives(built.graph, built.metrics)
+  assert [part.bytes for part in parts if part.device == steps.device('GPU:0')] == sizes

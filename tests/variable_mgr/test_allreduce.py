@@ -80,13 +80,15 @@ def test_sums_are_exact_and_lie_on_every_device(spec, cpu_devices):
 
 
 def exact_sums_in_a_session(spec, num_devices, shapes, dtype, transfer, packing_, buckets):
-  """Builds and runs one combination; `packing_` is None, 'repacked' or 'aggregated'."""
+  """Builds and runs one combination; `packing_` is None, or one of `PACKINGS`."""
   devices = hpm.devices.cpu(8)[:num_devices]
   with tf.Graph().as_default():
     options = {} if transfer is None else {'transfer_dtype': transfer}
     all_reduce = reduce(spec, devices, **options)
     if packing_ == 'repacked':
       all_reduce = packing.Repacked(all_reduce, devices, buckets)
+    elif packing_ == 'buckets':
+      all_reduce = packing.Buckets(all_reduce, devices, buckets)
     elif packing_ == 'aggregated':
       all_reduce = packing.Aggregated(all_reduce, devices, 16 * buckets, 2 + buckets)
 
@@ -101,6 +103,7 @@ def exact_sums_in_a_session(spec, num_devices, shapes, dtype, transfer, packing_
   assert_exact(values, shapes, dtype)
 
 
+PACKINGS = (None, 'repacked', 'buckets', 'aggregated')
 SIZES = st.one_of(st.integers(0, 4), st.sampled_from([1, 7, 31, 257]))
 COMBINATIONS = {
   'spec': st.sampled_from(SPECS),
@@ -110,7 +113,7 @@ COMBINATIONS = {
   ),
   'dtype': st.sampled_from(['float32', 'float16', 'bfloat16', 'float64', 'int32']),
   'transfer': st.sampled_from([None, 'float16', 'bfloat16']),
-  'packing_': st.sampled_from([None, 'repacked', 'aggregated']),
+  'packing_': st.sampled_from(PACKINGS),
   'buckets': st.integers(1, 9),
 }
 

@@ -76,6 +76,19 @@ def test_the_first_bucket_waits_for_little_of_backprop(resnet50):
   assert shares[3] < 1 / 3
 
 
+def test_whole_gradients_go_together_in_the_order_of_backprop_too(resnet50):
+  names = list(reversed(resnet50.names))
+  by_name = dict(zip(resnet50.names, resnet50.gradients, strict=True))
+  runs = packing.Buckets(None, GPUS, 8)._runs([by_name[name] for name in names])
+  assert [i for run in runs for i in run] == list(range(len(names)))
+  sizes = [sum(by_name[names[i]].shape.num_elements() for i in run) for run in runs]
+  assert 8 < len(runs) <= 16
+  assert all(size <= sum(sizes) / 8 or len(run) == 1 for size, run in zip(sizes, runs, strict=True))
+  shares = [resnet50.share_before([names[i] for i in run]) for run in runs]
+  assert shares[0] < 0.15
+  assert shares == sorted(shares)
+
+
 def test_in_the_order_of_the_network_the_first_bucket_would_wait_for_most(resnet50):
   resnet50.names.reverse()
   resnet50.gradients.reverse()
