@@ -39,7 +39,7 @@ import rich.box
 import rich.console
 import rich.table
 
-from benchmarks import files, machine, process
+from benchmarks import command, files, machine, process
 from hpm import variable_mgr
 from hpm.errors import UsageError
 from hpm.variable_mgr import spec as specs
@@ -153,23 +153,17 @@ def moved_bytes(spec: str, num_devices: int, shapes: Shapes, buckets: int | None
   return copied + sum(2 * (len(parts) - 1) * parts[0] for parts in sizes_of.values())
 
 
+@command.line(__doc__)
 def main(arguments: Sequence[str]) -> int:
   """Measures and prints; see the module's docstring for the exit code."""
-  try:
-    options = parse(arguments)
-    if options is None:
-      print(__doc__)
-      return 0
-    devices = process.devices(options.device, options.num_gpus)
-    if len(devices) < 2:
-      raise UsageError(f'{len(devices)} device: at least 2 are needed to sum over')
-    names = options.specs or [s for s in SPECS if 'nccl' not in s or 'GPU' in devices[0]]
-    for name in names:
-      parsed = specs.parse(name, variable_mgr.ALL_REDUCES)
-      specs.check_devices(name, parsed, devices)
-  except (UsageError, flags.Error) as error:
-    print(f'error: {error}', file=sys.stderr)
-    return 2
+  options = parse(arguments)
+  devices = process.devices(options.device, options.num_gpus)
+  if len(devices) < 2:
+    raise UsageError(f'{len(devices)} device: at least 2 are needed to sum over')
+  names = options.specs or [s for s in SPECS if 'nccl' not in s or 'GPU' in devices[0]]
+  for name in names:
+    parsed = specs.parse(name, variable_mgr.ALL_REDUCES)
+    specs.check_devices(name, parsed, devices)
   console = rich.console.Console(highlight=False)
   memcpy = memcpy_rate(devices)
   record: dict[str, Any] = {
@@ -204,7 +198,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def parse(arguments: Sequence[str]) -> Any:
-  """The flags' values; None for help."""
+  """The flags' values."""
   values = flags.FlagValues()
   flags.DEFINE_enum('device', None, ['cpu', 'gpu'], 'Default: gpu, if any.', flag_values=values)
   flags.DEFINE_integer('num_gpus', None, 'Devices of that kind.', 1, flag_values=values)
@@ -221,11 +215,7 @@ def parse(arguments: Sequence[str]) -> Any:
   )
   flags.DEFINE_integer('rounds', 11, 'Of all contenders.', 1, flag_values=values)
   flags.DEFINE_string('json', None, 'Where to write the figures.', flag_values=values)
-  if {'--help', '-h'}.intersection(arguments):
-    return None
-  rest = values(['allreduce', *arguments])[1:]
-  if rest:
-    raise UsageError(f'unexpected {rest[0]!r}: flags are written --name=value')
+  command.parse(values, arguments)
   for name in values.sets:
     if name not in SETS:
       raise UsageError(f'--sets={name}: use {", ".join(SETS)}')

@@ -30,11 +30,10 @@ from absl import flags
 import rich.console
 import rich.table
 
-from benchmarks import files, machine
+from benchmarks import command, files, machine
 from benchmarks.cluster_worker import CONTENDERS, MIRRORED, STRATEGY, SYNC_REPLICAS, Cheap
 from hpm import errors
 from hpm.cluster import listening
-from hpm.errors import UsageError
 
 __all__ = ['TWINS', 'main', 'measure', 'shared_bytes']
 
@@ -48,31 +47,19 @@ TWINS = {
 }
 
 
-class Failed(RuntimeError):
-  """A contender has ended with an error."""
-
-
+@command.line(__doc__)
 def main(arguments: Sequence[str]) -> int:
   """The command line."""
   values = _define()
-  try:
-    try:
-      rest = values(['cluster', *arguments])[1:]
-    except flags.Error as error:
-      raise UsageError(str(error)) from None
-    if rest:
-      raise UsageError(f'unexpected {rest[0]!r}: flags are written --name=value')
-    chosen = values.contenders or list(CONTENDERS)
+  command.parse(values, arguments)
+  chosen = values.contenders or list(CONTENDERS)
+  for name in chosen:
+    if name not in CONTENDERS:
+      raise errors.unknown('--contenders', name, CONTENDERS)
+  figures: dict[str, list[dict[str, Any]]] = {name: [] for name in chosen}
+  for _ in range(values.rounds):
     for name in chosen:
-      if name not in CONTENDERS:
-        raise errors.unknown('--contenders', name, CONTENDERS)
-    figures: dict[str, list[dict[str, Any]]] = {name: [] for name in chosen}
-    for _ in range(values.rounds):
-      for name in chosen:
-        figures[name].append(_figures(name, values))
-  except (UsageError, Failed) as error:
-    print(f'error: {error}', file=sys.stderr)
-    return 2 if isinstance(error, UsageError) else 1
+      figures[name].append(_figures(name, values))
   result = _summary(figures, values)
   _show(result, values)
   if values.json:
@@ -101,7 +88,7 @@ def measure(
   """`seconds` of the chief's steps and `first_s`, of one group of processes.
 
   Raises:
-    Failed: one of them has ended with an error, or not in time.
+    command.Failed: one of them has ended with an error, or not in time.
   """
   servers = 0 if _collective(contender) else num_ps
   num_workers += contender == STRATEGY  # whose chief computes nothing
@@ -128,14 +115,14 @@ def measure(
   try:
     out, err = started['worker:0'].communicate(timeout=TIMEOUT_S)
   except subprocess.TimeoutExpired:
-    raise Failed(f'{contender}: not done after {TIMEOUT_S:g} s') from None
+    raise command.Failed(f'{contender}: not done after {TIMEOUT_S:g} s') from None
   finally:
     for process in started.values():
       process.kill()
       process.wait()
   if started['worker:0'].returncode:
     lines = [line for line in err.splitlines() if 'Error' in line] or ['no message']
-    raise Failed(f'{contender}: {lines[-1]}')
+    raise command.Failed(f'{contender}: {lines[-1]}')
   return json.loads(out.splitlines()[-1])
 
 

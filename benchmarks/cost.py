@@ -15,7 +15,7 @@ from typing import Any
 
 from absl import flags
 
-from benchmarks import published, results
+from benchmarks import command, published, results
 from benchmarks.loop import say
 from hpm.errors import DataError, UsageError
 
@@ -24,34 +24,25 @@ __all__ = ['IMAGENET', 'images_per_usd', 'lines', 'main', 'of_run', 'reference',
 IMAGENET = 1281167  # images of its training set
 
 
+@command.line(__doc__)
 def main(arguments: Sequence[str]) -> int:
   """Prints the table; exit code 0, 1 for a file that can't be used, 2 for flags."""
-  try:
-    values = flags.FlagValues()
-    flags.DEFINE_float('usd_per_hour', None, 'Price of the machine.', flag_values=values)
-    flags.DEFINE_float('epochs', None, 'Passes over ImageNet.', flag_values=values)
-    flags.DEFINE_boolean('reference', False, 'What was published.', flag_values=values)
-    if {'--help', '-h'} & set(arguments):
-      say(__doc__)
-      return 0
-    try:
-      paths = values(['cost', *arguments])[1:]
-    except flags.Error as error:
-      raise UsageError(str(error)) from None
-    for name in ('usd_per_hour', 'epochs'):
-      if values[name].value is not None and not 0 < values[name].value < float('inf'):
-        raise UsageError(f'--{name}={values[name].value:g}: a finite number above 0 is needed')
-    if values.reference:
-      for line in reference():
-        say(line)
-    elif not paths:
-      raise UsageError('nothing to do: name result files (--result_json), or give --reference')
-    for path in paths:
-      for line in _of_file(path, values.usd_per_hour, values.epochs):
-        say(line)
-  except (UsageError, DataError) as error:
-    print(f'error: {error}', file=sys.stderr)
-    return 2 if isinstance(error, UsageError) else 1
+  values = flags.FlagValues()
+  flags.DEFINE_float('usd_per_hour', None, 'Price of the machine.', flag_values=values)
+  flags.DEFINE_float('epochs', None, 'Passes over ImageNet.', flag_values=values)
+  flags.DEFINE_boolean('reference', False, 'What was published.', flag_values=values)
+  paths = command.parse(values, arguments, positional=True)
+  for name in ('usd_per_hour', 'epochs'):
+    if values[name].value is not None and not 0 < values[name].value < float('inf'):
+      raise UsageError(f'--{name}={values[name].value:g}: a finite number above 0 is needed')
+  if values.reference:
+    for line in reference():
+      say(line)
+  elif not paths:
+    raise UsageError('nothing to do: name result files (--result_json), or give --reference')
+  for path in paths:
+    for line in _of_file(path, values.usd_per_hour, values.epochs):
+      say(line)
   return 0
 
 

@@ -25,7 +25,7 @@ import threading
 
 from absl import flags
 
-from benchmarks import local_cluster
+from benchmarks import command, local_cluster
 from benchmarks.loop import say
 from hpm.cluster import listening, spec
 from hpm.errors import UsageError
@@ -35,8 +35,8 @@ __all__ = ['main', 'parse']
 _READY_S = 60.0
 
 
-def parse(arguments: Sequence[str]) -> flags.FlagValues | None:
-  """The flags; None if for help.
+def parse(arguments: Sequence[str]) -> flags.FlagValues:
+  """The flags.
 
   Raises:
     UsageError: what can't work.
@@ -52,14 +52,7 @@ def parse(arguments: Sequence[str]) -> flags.FlagValues | None:
   flags.DEFINE_string(
     'dispatcher', None, 'host:port of the dispatcher: this is a worker.', flag_values=values
   )
-  if {'--help', '-h', '--helpfull'}.intersection(arguments):
-    return None
-  try:
-    rest = values(['data_service', *arguments])[1:]
-  except flags.Error as error:
-    raise UsageError(str(error)) from None
-  if rest:
-    raise UsageError(f'unexpected {rest[0]!r}: flags are written --name=value')
+  command.parse(values, arguments)
   if not values.address:
     raise UsageError('--address is missing: host:port to listen at, such as 127.0.0.1:5050')
   roles = [name for name in ('num_workers', 'workers', 'dispatcher') if values[name].value]
@@ -77,23 +70,17 @@ def parse(arguments: Sequence[str]) -> flags.FlagValues | None:
   return values
 
 
+@command.line(__doc__)
 def main(arguments: Sequence[str]) -> int:
   """One command, from its flags to its exit code."""
-  try:
-    values = parse(arguments)
-    if values is None:
-      say(__doc__)
-      return 0
-    address = spec.parse_address(values.address, '--address')
-    listening.check_free(address, '--address')
-    if listening.is_public(address):
-      say(f'Warning: {address} is a public address, and the service lets everybody in')
-    if values.num_workers:
-      return _all_here(values.address, values.num_workers)
-    _serve(address, values.dispatcher, spec.parse_hosts(values.workers or ''))
-  except UsageError as error:
-    print(f'error: {error}', file=sys.stderr)
-    return 2
+  values = parse(arguments)
+  address = spec.parse_address(values.address, '--address')
+  listening.check_free(address, '--address')
+  if listening.is_public(address):
+    say(f'Warning: {address} is a public address, and the service lets everybody in')
+  if values.num_workers:
+    return _all_here(values.address, values.num_workers)
+  _serve(address, values.dispatcher, spec.parse_hosts(values.workers or ''))
   return 0
 
 

@@ -19,22 +19,18 @@ Exit code: 0 done; 2 flags that can't work.
 
 from collections.abc import Callable, Sequence
 import json
-import os
-from pathlib import Path
 import statistics
-import subprocess
 import sys
 import time
 from typing import Any
 
 from absl import flags
 
-from benchmarks import allreduce, files, machine, process
+from benchmarks import allreduce, command, files, machine, process
 from hpm.errors import UsageError
 
 __all__ = ['CONTENDERS', 'main', 'ratios']
 
-ROOT = Path(__file__).resolve().parent.parent
 NUM_CLASSES = 1000
 RATE, MOMENTUM = 0.01, 0.9
 
@@ -112,20 +108,14 @@ def measure(steps: dict[str, Step], rounds: int) -> dict[str, dict[str, list[flo
   return found
 
 
+@command.line(__doc__)
 def main(arguments: Sequence[str]) -> int:
   """Measures and prints; see the module's docstring for the exit code."""
-  try:
-    options = parse(arguments)
-    if options is None:
-      print(__doc__)
-      return 0
-    devices = process.devices(options.device, options.num_gpus)
-    if options.start_up_of:
-      print(json.dumps(start_up(options, devices)))
-      return 0
-  except (UsageError, flags.Error) as error:
-    print(f'error: {error}', file=sys.stderr)
-    return 2
+  options = parse(arguments)
+  devices = process.devices(options.device, options.num_gpus)
+  if options.start_up_of:
+    print(json.dumps(start_up(options, devices)))
+    return 0
   steps = {name: _step(name, options, devices) for name in CONTENDERS}
   figures: dict[str, Any] = measure(steps, options.rounds)
   started: dict[str, list[dict[str, float]]] = {name: [] for name in CONTENDERS}
@@ -161,7 +151,7 @@ def start_up(options: Any, devices: Sequence[str]) -> dict[str, float]:
 
 
 def parse(arguments: Sequence[str]) -> Any:
-  """The flags' values; None for help."""
+  """The flags' values."""
   values = flags.FlagValues()
   flags.DEFINE_enum('device', None, ['cpu', 'gpu'], 'Default: gpu, if any.', flag_values=values)
   flags.DEFINE_integer('num_gpus', None, 'Devices of that kind.', 1, flag_values=values)
@@ -172,11 +162,7 @@ def parse(arguments: Sequence[str]) -> Any:
   flags.DEFINE_integer('start_ups', 2, 'Processes of each contender.', 0, flag_values=values)
   flags.DEFINE_enum('start_up_of', None, list(CONTENDERS), 'That alone.', flag_values=values)
   flags.DEFINE_string('json', None, 'Where to write the figures.', flag_values=values)
-  if {'--help', '-h'}.intersection(arguments):
-    return None
-  rest = values(['mirrored', *arguments])[1:]
-  if rest:
-    raise UsageError(f'unexpected {rest[0]!r}: flags are written --name=value')
+  command.parse(values, arguments)
   return values
 
 
@@ -208,15 +194,8 @@ def _step(name: str, options: Any, devices: Sequence[str]) -> Step:
 
 def _start_up_apart(name: str, arguments: Sequence[str]) -> dict[str, float]:
   kept = [argument for argument in arguments if not argument.startswith('--json')]
-  done = subprocess.run(
-    [sys.executable, '-m', 'benchmarks.mirrored', *kept, f'--start_up_of={name}'],
-    cwd=ROOT,
-    env={**os.environ, 'PYTHONPATH': str(ROOT)},
-    stdout=subprocess.PIPE,
-    text=True,
-    check=True,
-  )
-  return json.loads(done.stdout.splitlines()[-1])
+  worker = ['-m', 'benchmarks.mirrored', *kept, f'--start_up_of={name}']
+  return json.loads(command.work(name, worker))
 
 
 if __name__ == '__main__':

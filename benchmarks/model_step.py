@@ -42,7 +42,7 @@ from absl import flags
 import rich.console
 import rich.table
 
-from benchmarks import files, machine
+from benchmarks import command, files, machine
 from benchmarks.step_workers import NAMESAKES, OPTIONS
 from hpm import models
 from hpm.errors import UsageError, unknown
@@ -72,10 +72,6 @@ MATMULS = 3  # a round
 WIDTH = 128  # where the output is no terminal
 
 console = rich.console.Console(width=None if sys.stdout.isatty() else WIDTH)
-
-
-class WorkerError(Exception):
-  """A contender's process has ended."""
 
 
 class Contender:
@@ -117,7 +113,7 @@ class Contender:
     line = self._process.stdout.readline()
     if not line:
       reason = self._process.stderr.read().strip().splitlines() or ['no message']
-      raise WorkerError(f'{self.label}: {reason[-1]}')
+      raise command.Failed(f'{self.label}: {reason[-1]}')
     return json.loads(line)
 
 
@@ -128,22 +124,13 @@ def ratio_interval(ratios: Sequence[float], seed: int = 0) -> tuple[float, float
   return statistics.median(ratios), medians[250], medians[9749]
 
 
+@command.line(__doc__)
 def main(arguments: Sequence[str]) -> int:
   """Runs the comparison and prints it."""
-  try:
-    options = parse(arguments)
-    if options is None:
-      print(__doc__)
-      return 0
-    result = described(options)
-    result['rounds'] = earlier_rounds(options.json, result)
-    measure(options, result['rounds'])
-  except (UsageError, flags.Error) as error:
-    print(f'error: {error}', file=sys.stderr)
-    return 2
-  except WorkerError as error:
-    print(f'error: {error}', file=sys.stderr)
-    return 1
+  options = parse(arguments)
+  result = described(options)
+  result['rounds'] = earlier_rounds(options.json, result)
+  measure(options, result['rounds'])
   if options.json:
     files.write(options.json, json.dumps(result, indent=2))
   show(result)
@@ -151,7 +138,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def parse(arguments: Sequence[str]) -> Any:
-  """The flags; None if help is wanted."""
+  """The flags."""
   values = flags.FlagValues()
   flags.DEFINE_string('model', 'resnet50', 'A model with a namesake.', flag_values=values)
   flags.DEFINE_integer('batch_size', 16, 'Images a step.', 1, flag_values=values)
@@ -164,11 +151,7 @@ def parse(arguments: Sequence[str]) -> Any:
   flags.DEFINE_string(
     'contenders', ';'.join(DEFAULT), 'Which, with ; between them.', flag_values=values
   )
-  if {'--help', '-h'}.intersection(arguments):
-    return None
-  rest = values(['model_step', *arguments])[1:]
-  if rest:
-    raise UsageError(f'{rest[0]}: arguments begin with --')
+  command.parse(values, arguments)
   if values.model not in NAMESAKES:
     models.check_name(values.model)
     raise UsageError(f'--model={values.model}: has no namesake; use {", ".join(NAMESAKES)}')
@@ -247,7 +230,7 @@ def started(labels: Sequence[str], options: Any) -> Iterator[list[Contender]]:
       with console.status(f'starting {label}'):
         try:
           contenders.append(Contender(label, worker, onednn, python, *arguments))
-        except (WorkerError, OSError) as error:
+        except (command.Failed, OSError) as error:
           if not worker.startswith('torch'):
             raise
           console.print(f'left out: {error}')

@@ -31,7 +31,7 @@ from absl import flags
 import rich.console
 import rich.table
 
-from benchmarks import files, machine, process
+from benchmarks import command, files, machine, process
 from hpm import models, optimizers
 from hpm.errors import UsageError
 
@@ -163,23 +163,17 @@ def compare(
   return rows
 
 
+@command.line(__doc__)
 def main(arguments: Sequence[str]) -> int:
   """Prints the matrix; see the module's docstring for the exit code."""
-  try:
-    options = parse(arguments)
-    if options is None:
-      print(__doc__)
-      return 0
-    modes = [mode for mode in MODES if options.only in mode.name]
-    if not modes:
-      raise UsageError(
-        f'--only={options.only}: no mode has that in its name, such as {MODES[4].name}'
-      )
-    devices = process.devices(options.device, options.num_gpus)
-    rows = run(options, devices, modes)
-  except (UsageError, flags.Error) as error:
-    print(f'error: {error}', file=sys.stderr)
-    return 2
+  options = parse(arguments)
+  modes = [mode for mode in MODES if options.only in mode.name]
+  if not modes:
+    raise UsageError(
+      f'--only={options.only}: no mode has that in its name, such as {MODES[4].name}'
+    )
+  devices = process.devices(options.device, options.num_gpus)
+  rows = run(options, devices, modes)
   console = rich.console.Console(highlight=False)
   console.print(table(options, devices, rows))
   if options.json:
@@ -227,7 +221,7 @@ def table(options: Any, devices: Sequence[str], rows: Sequence[dict[str, Any]]) 
 
 
 def parse(arguments: Sequence[str]) -> Any:
-  """The flags' values; None for help."""
+  """The flags' values."""
   values = flags.FlagValues()
   flags.DEFINE_string('model', 'lenet', 'Any without dropout.', flag_values=values)
   flags.DEFINE_integer('image_size', None, "Default: the model's.", 1, flag_values=values)
@@ -240,11 +234,7 @@ def parse(arguments: Sequence[str]) -> Any:
   flags.DEFINE_integer('num_gpus', None, 'Devices of that kind.', 1, flag_values=values)
   flags.DEFINE_string('only', '', 'Modes with this in their name.', flag_values=values)
   flags.DEFINE_string('json', None, 'Where to write the matrix.', flag_values=values)
-  if {'--help', '-h'}.intersection(arguments):
-    return None
-  rest = values(['parity', *arguments])[1:]
-  if rest:
-    raise UsageError(f'unexpected {rest[0]!r}: flags are written --name=value')
+  command.parse(values, arguments)
   models.check_name(values.model)
   if values.optimizer not in optimizers.OPTIMIZERS:
     raise UsageError(f'--optimizer={values.optimizer}: use {", ".join(optimizers.OPTIMIZERS)}')

@@ -219,6 +219,8 @@ def measure(
   else:
     with part.scope():
       step = create_train_step(options, model, manager, epoch_size)
+    goal = flags.steps.goal(options, epoch_size)
+    record.setdefault('warnings', []).extend(flags.schedule.warnings(options, epoch_size, goal))
     step = part.training(step)
     done, position = saving.resume(directory, step, pipeline, record, part.number)
   images = step.progress()[1] if done else 0

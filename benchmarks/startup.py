@@ -25,26 +25,24 @@ Exit code: 0 done; 2 flags that can't work.
 
 from collections.abc import Callable, Mapping, Sequence
 import json
-import os
 from pathlib import Path
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from typing import Any
 
 from absl import flags
+import rich.box
 import rich.console
 import rich.table
 
-from benchmarks import files, machine
+from benchmarks import command, files, machine
 from hpm import models
 from hpm.errors import UsageError
 
 __all__ = ['main', 'spread']
 
-ROOT = Path(__file__).resolve().parent.parent
 
 NUM_DEVICES, NUM_VARIABLES = 4, 160  # of --overhead
 
@@ -146,19 +144,13 @@ class _Clock:
 # The parent's side.
 
 
+@command.line(__doc__)
 def main(arguments: Sequence[str]) -> int:
   """Measures and prints; 2 for flags that can't work."""
   if arguments and arguments[0] == 'worker':
     print(json.dumps(WORKERS[arguments[1]](*map(json.loads, arguments[2:]))))
     return 0
-  try:
-    options = parse(arguments)
-  except (UsageError, flags.Error) as error:
-    print(f'error: {error}', file=sys.stderr)
-    return 2
-  if options is None:
-    print(__doc__)
-    return 0
+  options = parse(arguments)
   if options.overhead:
     result = measure_overhead(options)
     show_overhead(result)
@@ -185,9 +177,7 @@ def parse(arguments: Sequence[str]) -> Any:
   flags.DEFINE_bool('overhead', False, 'The host, step by step.', flag_values=values)
   flags.DEFINE_bool('first_step', False, 'The whole of run.py.', flag_values=values)
   flags.DEFINE_string('json', None, 'Where to write the figures.', flag_values=values)
-  if {'--help', '-h'}.intersection(arguments):
-    return None
-  values(['startup', *arguments])
+  command.parse(values, arguments)
   if values.overhead and values.first_step:
     raise UsageError('--overhead and --first_step are two measurements: give one of them')
   for name in values.models:
@@ -221,10 +211,13 @@ def measure(options: Any) -> dict[str, Any]:
 
 def show(result: Mapping[str, Any]) -> None:
   table = rich.table.Table(
-    title=f'{result["manager"]}, batch {result["batch_size"]}, CPU seconds', title_justify='left'
+    title=f'{result["manager"]}, batch {result["batch_size"]}, CPU seconds',
+    title_justify='left',
+    box=rich.box.SIMPLE,
+    padding=(0, 1, 0, 0),
   )
   for column in ('model', 'devices', 'variables', 'trace', 'of one', 'first step', 'peak MiB'):
-    table.add_column(column, justify='left' if column == 'model' else 'right')
+    table.add_column(column, justify='left' if column == 'model' else 'right', no_wrap=True)
   ones: dict[str, float] = {}
   for cell in result['cells']:
     runs = cell['runs']
@@ -254,11 +247,11 @@ def measure_first_step(options: Any) -> dict[str, Any]:
         tempfile.TemporaryDirectory() as folder,
       ):
         path = Path(folder) / 'result.json'
-        command = [sys.executable, str(ROOT / 'benchmarks' / 'run.py'), f'--result_json={path}']
-        command += [f'--model={model}', f'--num_gpus={count}', '--device=cpu']
-        command += [f'--batch_size={options.batch_size}', '--num_warmup_batches=0']
+        driver = ['benchmarks/run.py', f'--result_json={path}', '--num_batches=1']
+        driver += [f'--model={model}', f'--num_gpus={count}', '--device=cpu']
+        driver += [f'--batch_size={options.batch_size}', '--num_warmup_batches=0']
         begun = time.perf_counter()
-        _finished(subprocess.run([*command, '--num_batches=1'], **_PIPED))
+        command.work(f'{model} on {count} devices', driver)
         whole = time.perf_counter() - begun
         step = json.loads(path.read_text())['time_to_first_step_s']
       found.setdefault((model, count), []).append({'first_step_s': step, 'command_s': whole})
@@ -319,23 +312,10 @@ def _figure(runs: Sequence[Mapping[str, Any]], phase: str) -> str:
 
 def _work(worker: str, *arguments: Any) -> Any:
   """A worker's answer, from a process of its own."""
-  command = [sys.executable, '-m', 'benchmarks.startup', 'worker', worker]
-  done = _finished(subprocess.run([*command, *map(json.dumps, arguments)], **_PIPED))
-  return json.loads(done.stdout.splitlines()[-1])
+  texts = [json.dumps(argument) for argument in arguments]
+  return json.loads(command.work(worker, ['-m', 'benchmarks.startup', 'worker', worker, *texts]))
 
 
-def _finished(done: 'subprocess.CompletedProcess[str]') -> 'subprocess.CompletedProcess[str]':
-  if done.returncode:
-    raise RuntimeError(f'{done.args} failed: {done.stderr.strip().splitlines()[-1:]}')
-  return done
-
-
-_PIPED: dict[str, Any] = {
-  'text': True,
-  'capture_output': True,
-  'cwd': ROOT,
-  'env': {**os.environ, 'TF_CPP_MIN_LOG_LEVEL': '2', 'PYTHONPATH': str(ROOT)},
-}
 WORKERS: dict[str, Callable[..., Any]] = {'start_up': start_up, 'overhead': overhead}
 
 

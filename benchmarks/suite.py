@@ -32,7 +32,7 @@ from typing import Any
 from absl import flags
 import rich.console
 
-from benchmarks import files, matrix, presets, process, published
+from benchmarks import command, files, matrix, presets, process, published
 from benchmarks.loop import say
 from benchmarks.matrix import Cell, Matrix
 from benchmarks.page import blocks, charts, content, rates
@@ -48,41 +48,32 @@ TIMEOUT_S = 3600.0
 _BUSY = 0.1  # share of the cores
 
 
+@command.line(__doc__, 'interrupted; the same command goes on')
 def main(arguments: Sequence[str]) -> int:
   """Measures and writes the page; see the module's docstring for the exit code."""
-  try:
-    options = parse(arguments)
-    if options is None:
-      print(__doc__)
-      return 0
-    if options.platform is not None:
-      (platform,) = [p for p in rates.published_platforms() if p.name == options.platform]
-      blocks.console(content.platform_sections(platform), rich.console.Console())
-      return 0
-    if options.charts:
-      charts.require()
-    cells = wanted(options)
-    matrix.prepare(options.out, cells)
-    with process.terminations() as stop:
-      failures = matrix.measure(options.out, cells, options.limit_s, options.timeout_s, stop)
-      if stop:
-        print('stopped by SIGTERM; the same command goes on', file=sys.stderr)
-        return 143
-    done = matrix.collect(options.out, cells)
-    if not done:
-      raise DataError(f'no cell was measured: {next(iter(failures.values()), "time was up")}')
-    write(options, cells, done, failures, arguments)
-  except (UsageError, DataError, OSError) as error:
-    print(f'error: {error}', file=sys.stderr)
-    return 2 if isinstance(error, UsageError) else 1
-  except KeyboardInterrupt:
-    print('interrupted; the same command goes on', file=sys.stderr)
-    return 130
+  options = parse(arguments)
+  if options.platform is not None:
+    (platform,) = [p for p in rates.published_platforms() if p.name == options.platform]
+    blocks.console(content.platform_sections(platform), rich.console.Console())
+    return 0
+  if options.charts:
+    charts.require()
+  cells = wanted(options)
+  matrix.prepare(options.out, cells)
+  with process.terminations() as stop:
+    failures = matrix.measure(options.out, cells, options.limit_s, options.timeout_s, stop)
+    if stop:
+      print('stopped by SIGTERM; the same command goes on', file=sys.stderr)
+      return 143
+  done = matrix.collect(options.out, cells)
+  if not done:
+    raise DataError(f'no cell was measured: {next(iter(failures.values()), "time was up")}')
+  write(options, cells, done, failures, arguments)
   return 0
 
 
 def parse(arguments: Sequence[str]) -> Any:
-  """The flags' values, with `limit_s` and `timeout_s`; None for help.
+  """The flags' values, with `limit_s` and `timeout_s`.
 
   Raises:
     UsageError: what can't work.
@@ -103,14 +94,7 @@ def parse(arguments: Sequence[str]) -> Any:
   flags.DEFINE_boolean('charts', True, 'Needs matplotlib.', flag_values=values)
   flags.DEFINE_float('max_minutes', None, 'No run starts after this.', 0.0, flag_values=values)
   flags.DEFINE_float('cell_timeout_s', None, 'Of one process.', 0.0, flag_values=values)
-  if {'--help', '-h'}.intersection(arguments):
-    return None
-  try:
-    rest = values(['suite', *arguments])[1:]
-  except flags.Error as error:
-    raise UsageError(f'{error} (--help shows the flags)'.replace('\n', ' ')) from None
-  if rest:
-    raise UsageError(f'unexpected {rest[0]!r}: flags are written --name=value')
+  command.parse(values, arguments)
   if values.platform is not None and values.platform not in published.platforms():
     raise errors.unknown('--platform', values.platform, published.platforms())
   if values.device not in (None, 'cpu', 'gpu'):

@@ -30,7 +30,7 @@ from pathlib import Path
 import sys
 from typing import Any, NamedTuple
 
-from benchmarks import cells, files, flags, process, published, runs
+from benchmarks import cells, command, files, flags, process, published, runs
 from benchmarks.loop import say
 from hpm import errors
 from hpm.errors import DataError, UsageError
@@ -73,41 +73,32 @@ class Point(NamedTuple):
   num_devices: int
 
 
+@command.line(__doc__, 'interrupted; the same command goes on')
 def main(arguments: Sequence[str]) -> int:
   """Measures, prints the table, draws the chart; see the module's docstring for the exit code."""
-  try:
-    if {'--help', '-h'} & set(arguments):
-      say(__doc__)
-      return 0
-    own, given = _split(arguments)
-    wanted = grid(given)
-    num_runs = int(_number(own, 'sweep_runs'))
-    limit_s = 60 * _number(own, 'max_minutes') if own['max_minutes'] else None
-    _prepare(own['out'], wanted)
-    commands = {cell.name: cell.command for cell in wanted}
-    timeout_s = _number(own, 'cell_timeout_s')
-    with process.terminations() as stop:
-      failures = cells.measure(own['out'], commands, num_runs, limit_s, timeout_s, stop)
-      if stop:
-        print('stopped by SIGTERM; the same command goes on', file=sys.stderr)
-        return 143
-    rows = [_row(cell, cells.collect(own['out'], cell.name, num_runs), failures) for cell in wanted]
-    if not any('images_per_second' in row for row in rows):
-      raise DataError(f'no cell was measured: {next(iter(failures.values()), "time was up")}')
-    for line in table(rows):
-      say(line)
-    files.write(os.path.join(own['out'], 'sweep.json'), json.dumps(rows, indent=2) + '\n')
-    if importlib.util.find_spec('matplotlib') is None:
-      say("No chart: pip install 'hpm[report]'")
-    else:
-      _draw(os.path.join(own['out'], 'sweep.png'), rows)
-    say(f'Written: {own["out"]}')
-  except (UsageError, DataError, OSError) as error:
-    print(f'error: {error}', file=sys.stderr)
-    return 2 if isinstance(error, UsageError) else 1
-  except KeyboardInterrupt:
-    print('interrupted; the same command goes on', file=sys.stderr)
-    return 130
+  own, given = _split(arguments)
+  wanted = grid(given)
+  num_runs = int(_number(own, 'sweep_runs'))
+  limit_s = 60 * _number(own, 'max_minutes') if own['max_minutes'] else None
+  _prepare(own['out'], wanted)
+  commands = {cell.name: cell.command for cell in wanted}
+  timeout_s = _number(own, 'cell_timeout_s')
+  with process.terminations() as stop:
+    failures = cells.measure(own['out'], commands, num_runs, limit_s, timeout_s, stop)
+    if stop:
+      print('stopped by SIGTERM; the same command goes on', file=sys.stderr)
+      return 143
+  rows = [_row(cell, cells.collect(own['out'], cell.name, num_runs), failures) for cell in wanted]
+  if not any('images_per_second' in row for row in rows):
+    raise DataError(f'no cell was measured: {next(iter(failures.values()), "time was up")}')
+  for line in table(rows):
+    say(line)
+  files.write(os.path.join(own['out'], 'sweep.json'), json.dumps(rows, indent=2) + '\n')
+  if importlib.util.find_spec('matplotlib') is None:
+    say("No chart: pip install 'hpm[report]'")
+  else:
+    _draw(os.path.join(own['out'], 'sweep.png'), rows)
+  say(f'Written: {own["out"]}')
   return 0
 
 

@@ -166,12 +166,11 @@ def create(options, epoch_size: int | None, num_steps: int) -> float | Schedule:
   from hpm.optimizers import schedules
 
   def steps(epochs: float) -> int:
-    together = options.num_gpus * cluster.num_together(options)
-    return schedules.epochs(epochs, epoch_size, options.batch_size * together)
+    return _steps(options, epochs, epoch_size)
 
   kind, scale = _kind(options), factor(options)
   rate = options.init_learning_rate * scale
-  lowest, warmup = options.minimum_learning_rate * scale, options.num_learning_rate_warmup_epochs
+  lowest, warmup = options.minimum_learning_rate * scale, warmup_steps(options, epoch_size)
   if kind == 'piecewise':
     rates, ends = piecewise(options.piecewise_learning_rate_schedule)
     rates = [one * scale for one in rates]
@@ -183,14 +182,36 @@ def create(options, epoch_size: int | None, num_steps: int) -> float | Schedule:
   elif kind == 'resnet':
     rates = [rate / 10**i for i in range(len(RESNET_EPOCHS) + 1)]
     schedule = schedules.piecewise([steps(end) for end in RESNET_EPOCHS], rates)
-    warmup = RESNET_WARMUP
+  elif warmup >= num_steps:  # it ends on its way up: what would come down has no length
+    schedule = rate
   elif kind == 'polynomial':
     schedule = schedules.polynomial(rate, num_steps, lowest, options.polynomial_power)
   elif kind == 'cosine':
     schedule = schedules.cosine(rate, num_steps, lowest)
   else:
     schedule = rate
-  return schedules.warmup(schedule, steps(warmup)) if warmup else schedule
+  return schedules.warmup(schedule, warmup) if warmup else schedule
+
+
+def warmup_steps(options, epoch_size: int | None) -> int:
+  """Steps of the ramp in front of the schedule; arguments as for `create`."""
+  epochs = options.num_learning_rate_warmup_epochs
+  if _kind(options) == 'resnet':
+    epochs = RESNET_WARMUP
+  return _steps(options, epochs, epoch_size) if epochs else 0
+
+
+def warnings(options, epoch_size: int | None, num_steps: int) -> list[str]:
+  """Doubts about the rate; arguments as for `create`."""
+  warmup = warmup_steps(options, epoch_size)
+  if num_steps > warmup:
+    return []
+  rate = options.init_learning_rate * factor(options)
+  return [
+    f'the learning rate was still warming up at the end: {num_steps} of {warmup} steps, to '
+    f'{rate * num_steps / (warmup + 1):.2g} of {rate:.2g}; train for longer, or give '
+    '--num_learning_rate_warmup_epochs'
+  ]
 
 
 def factor(options) -> float:
@@ -334,6 +355,13 @@ def _first_rate(options, kind: str) -> float:
   if kind == 'resnet':
     return options.resnet_base_lr * batch(options) / 256
   return 0.1 * batch(options) / 256 if options.optimizer in LINEAR else 0.001
+
+
+def _steps(options, epochs: float, epoch_size: int | None) -> int:
+  from hpm.optimizers import schedules
+
+  together = options.num_gpus * cluster.num_together(options)
+  return schedules.epochs(epochs, epoch_size, options.batch_size * together)
 
 
 def _source(options, kind: str) -> str:

@@ -52,7 +52,7 @@ def test_ratios_are_taken_within_rounds(capsys, monkeypatch):
     (['--model=alexnett'], 'did you mean alexnet'),
     (['--contenders=hpm;kears'], 'did you mean keras'),
     (['--contenders=keras'], 'hpm, which they are compared with, lacks'),
-    (['alexnet'], 'alexnet: arguments begin with --'),
+    (['alexnet'], "unexpected 'alexnet'"),
     (['--pairs=0'], 'pairs'),
   ],
 )

@@ -91,6 +91,22 @@ def test_rate_of_a_step(arguments, expected):
   assert rates(arguments, list(expected)) == pytest.approx(list(expected.values()), rel=1e-5)
 
 
+@pytest.mark.parametrize('schedule', ['constant', 'cosine', 'polynomial'])
+def test_a_training_that_ends_in_its_warm_up_goes_up_all_the_while(schedule):
+  arguments = [
+    '--init_learning_rate=1',
+    f'--learning_rate_schedule={schedule}',
+    '--num_learning_rate_warmup_epochs=5',
+  ]
+  found = rates(arguments, [0, 9, 19], num_steps=20)
+  assert found == pytest.approx([1 / 501, 10 / 501, 20 / 501])
+  options = completed(*arguments)
+  (warning,) = flags.schedule.warnings(options, EPOCH, 20)
+  assert '20 of 500 steps, to 0.04 of 1;' in warning
+  assert flags.schedule.warnings(options, EPOCH, 501) == []
+  assert flags.schedule.warnings(completed('--learning_rate_schedule=cosine'), None, 20) == []
+
+
 def test_epochs_are_counted_only_where_the_rate_needs_them():
   assert not flags.schedule.needs_epochs(completed('--learning_rate_schedule=cosine'))
   assert flags.schedule.needs_epochs(completed('--resnet_base_lr=1'))
