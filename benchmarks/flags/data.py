@@ -9,7 +9,7 @@ from benchmarks.flags import model
 from hpm import errors, pipelines
 from hpm.cluster import spec
 from hpm.errors import DataError, UsageError
-from hpm.pipelines import dali_graph
+from hpm.pipelines import dali_graph, detect
 
 TITLE = 'Data'
 
@@ -30,7 +30,7 @@ def define(values: flags.FlagValues) -> None:
   flags.DEFINE_string(
     'data_dir',
     None,
-    'Directory of the TFRecords train-*-of-* and validation-*-of-*, or of what --data_name says. '
+    'Directory of a data set, such as TFRecords train-*-of-* and validation-*-of-*. '
     'Default: synthetic data. A small one to try: python -m hpm.pipelines sample --out=DIR',
     flag_values=values,
   )
@@ -38,7 +38,7 @@ def define(values: flags.FlagValues) -> None:
     'data_name',
     None,
     f'{", ".join(NAMES)}; tfds takes a name, as in tfds:cifar10. '
-    'Default: imagenet with --data_dir, otherwise synthetic.',
+    'Default: what --data_dir looks like (imagenet: TFRecords), without it synthetic.',
     flag_values=values,
   )
   flags.DEFINE_string(
@@ -52,7 +52,7 @@ def define(values: flags.FlagValues) -> None:
     'pipeline',
     None,
     f'What makes batches of the data: {", ".join(pipelines.PIPELINES)}. All give the same images. '
-    'Default: tfdata.',
+    'Default: tfdata; raw for raw shards.',
     flag_values=values,
   )
   flags.DEFINE_string(
@@ -83,6 +83,8 @@ def check(options) -> None:
       f'--data_dir={directory} {found}: give the directory of the train-*-of-* files, '
       'or leave the flag out for synthetic data'
     )
+  if name is None and directory is not None:
+    options.data_name = detect.source(directory, '--data_name')
   if name in WITHOUT_FILES and directory is not None:
     raise UsageError(
       f'--data_name={name} reads no files, but --data_dir={directory} is given: drop one'
@@ -158,9 +160,9 @@ def _check_pipeline(options) -> None:
 
 def complete(options) -> None:
   if options.data_name is None:
-    options.data_name = 'synthetic' if options.data_dir is None else 'imagenet'
+    options.data_name = 'synthetic'
   if options.pipeline is None and options.data_dir is not None:
-    options.pipeline = 'tfdata'
+    options.pipeline = 'raw' if options.data_name == 'raw' else 'tfdata'
 
 
 def whole_passes(options) -> bool:

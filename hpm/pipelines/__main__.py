@@ -8,6 +8,7 @@ wrong usage, 130 for Ctrl-C, 1 for everything else.
 
 import argparse
 import importlib
+import os
 import sys
 
 from hpm import errors
@@ -45,7 +46,9 @@ def main(argv: list[str]) -> int:
       formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(command)
-    result = module.run(command.parse_args(argv[1:]))
+    chosen = command.parse_args(argv[1:])
+    _make_directories(chosen)
+    result = module.run(chosen)
     text, code = result if isinstance(result, tuple) else (result, 0)
     print(text)
   except errors.UsageError as error:
@@ -58,6 +61,14 @@ def main(argv: list[str]) -> int:
     print(f'{program}: interrupted; the same command begins anew, or goes on', file=sys.stderr)
     return 130
   return code
+
+
+def _make_directories(args: argparse.Namespace) -> None:
+  """Those of the files that the command will write, before it works for them."""
+  for name in ('out', 'json'):
+    path = getattr(args, name, None)
+    if path is not None:
+      os.makedirs(os.path.dirname(path.rstrip('/')) or '.', exist_ok=True)
 
 
 if __name__ == '__main__':

@@ -13,7 +13,6 @@ it waits in OUT.part: the same command, run again, goes on from there.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import concurrent.futures
 import dataclasses
-import glob
 import hashlib
 import importlib
 import json
@@ -24,16 +23,14 @@ from typing import Any, NamedTuple, Protocol
 
 from hpm import pipelines
 from hpm.errors import DataError, UsageError
-from hpm.pipelines import base, progress, records, skips, sources
+from hpm.pipelines import base, detect, progress, skips, sources
 
 __all__ = [
   'FORMATS',
   'Converted',
   'Format',
   'Item',
-  'add_source',
   'convert',
-  'detect',
   'items',
   'sources_of',
 ]
@@ -422,65 +419,12 @@ def _converted(out: str, manifest: Mapping[str, Any], already_there: bool) -> Co
   return Converted(out, counts, size, skipped, already_there)
 
 
-def detect(directory: str) -> str:
-  """The name of the source that a directory looks like, such as imagenet, raw or tfds:mnist.
-
-  Raises:
-    DataError: none, or several of TFDS's.
-  """
-  try:
-    names = os.listdir(directory)
-  except OSError as error:
-    raise DataError(f'{directory} cannot be read: {error.strerror}') from None
-  prepared = _prepared_tfds(directory)
-  if len(prepared) > 1:
-    raise DataError(
-      f'{directory} holds the TFDS data sets {", ".join(prepared)}: say which one, as in '
-      f'--source=tfds:{prepared[0]}'
-    )
-  if prepared:
-    return f'tfds:{prepared[0]}'
-  if records.splits_of(names):
-    return 'imagenet'
-  if any(name.endswith('.raw') for name in names):
-    return 'raw'
-  if 'data_batch_1.bin' in names or 'cifar-10-batches-bin' in names:
-    return 'cifar10'
-  if 'train.bin' in names or 'cifar-100-binary' in names:
-    return 'cifar100'
-  if any(os.path.isdir(os.path.join(directory, name)) for name in names):
-    return 'folder'
-  raise DataError(
-    f'{directory} holds no TFRecords (train-*-of-*), no raw files, no directories of classes and '
-    'no CIFAR files: give the directory of a data set, or say what it is with --source'
-  )
-
-
-def _prepared_tfds(directory: str) -> list[str]:
-  """Names of the TFDS data sets that are prepared in a directory, or in NAME/VERSION below it."""
-  names = set()
-  for place in ('', os.path.join('*', '[0-9]*'), os.path.join('*', '*', '[0-9]*')):
-    for path in glob.glob(os.path.join(glob.escape(directory), place, 'dataset_info.json')):
-      found = _read_json(path)
-      if isinstance(found, dict) and 'name' in found:
-        names.add(found['name'])
-  return sorted(names)
-
-
-def add_source(parser: Any, directory: str = 'DIR') -> None:
-  """Declares the flag that says what a directory is; without it, `detect` has to."""
-  names = ', '.join(pipelines.SOURCES)
-  parser.add_argument(
-    '--source', help=f'what {directory} is: {names} (tfds:NAME); default: what it looks like'
-  )
-
-
 def add_arguments(parser: Any) -> None:
   """Declares the flags of the command on an argparse parser."""
   parser.add_argument('src', metavar='SRC', help='the directory of the data set')
   parser.add_argument('out', metavar='OUT', help='a new directory')
   parser.add_argument('--format', default='tfrecord', help=f'{", ".join(FORMATS)} (default: first)')
-  add_source(parser, 'SRC')
+  detect.add_source(parser, 'SRC')
   parser.add_argument('--splits', help='such as train,validation (default: those there are)')
   parser.add_argument('--num_shards', type=int, help='a split (default: one for 1250 records)')
   parser.add_argument('--num_workers', type=int, help='shards at once (default: one a core)')
@@ -490,7 +434,7 @@ def add_arguments(parser: Any) -> None:
 def run(args: Any) -> str:
   """Runs the command with its parsed flags; returns what to print."""
   done = convert(
-    args.source or detect(args.src),
+    args.source or detect.source(args.src),
     args.out,
     args.format,
     options={'data_dir': args.src},

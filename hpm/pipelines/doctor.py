@@ -24,7 +24,7 @@ import struct
 from typing import Any
 
 from hpm.errors import DataError
-from hpm.pipelines import base, convert, faults, progress, records, sources
+from hpm.pipelines import base, convert, detect, faults, progress, records, sources
 
 __all__ = ['Finding', 'Report', 'examine']
 
@@ -329,10 +329,11 @@ def _judge(
   if not total:
     add('wrong', 'no record can be read')
     return
-  if len(source.files) < num_workers and isinstance(source, sources.RecordFiles):
+  count = len(source.files)
+  if count < num_workers and isinstance(source, sources.RecordFiles):
     add(
       'odd',
-      f'{len(source.files)} files are fewer than {num_workers} workers: share by record '
+      f'{count} file{"s" if count > 1 else ""} for {num_workers} workers: share by record '
       "(shard_by='record'), or write more shards",
     )
   low, high = min(split.labels), max(split.labels)
@@ -449,7 +450,7 @@ def as_json(report: Report) -> dict[str, Any]:
 def add_arguments(parser: Any) -> None:
   """Declares the flags of the command on an argparse parser."""
   parser.add_argument('dir', metavar='DIR', help='the directory of the data set')
-  convert.add_source(parser)
+  detect.add_source(parser)
   parser.add_argument('--splits', help='such as train,validation (default: those there are)')
   parser.add_argument('--decode', action='store_true', help='decode every image')
   parser.add_argument('--num_classes', type=int, help='outputs of the model (default: any)')
@@ -460,7 +461,7 @@ def add_arguments(parser: Any) -> None:
 def run(args: Any) -> tuple[str, int]:
   """Runs the command with its parsed flags; returns what to print, and the exit code."""
   report = examine(
-    args.source or convert.detect(args.dir),
+    args.source or detect.source(args.dir),
     options={'data_dir': args.dir},
     splits=args.splits.split(',') if args.splits else None,
     num_classes=args.num_classes,

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from hpm.errors import DataError
-from hpm.pipelines import base, records
+from hpm.pipelines import base, detect, records
 
 __all__ = ['index_path', 'read', 'shards', 'write']
 
@@ -37,7 +37,7 @@ def shards(data_dir: str) -> list[str]:
     names = os.listdir(data_dir)
   except OSError as error:
     raise DataError(f'{data_dir} cannot be read: {error.strerror}') from None
-  splits = records.splits_of(names)
+  splits = detect.splits_of(names)
   if not splits:
     raise DataError(
       f'no files match {os.path.join(data_dir, "*-of-*")}: give the directory of the TFRecords'

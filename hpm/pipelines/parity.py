@@ -24,7 +24,7 @@ import numpy as np
 
 from hpm import pipelines
 from hpm.errors import DataError, UsageError
-from hpm.pipelines import base, convert, dali_graph
+from hpm.pipelines import base, dali_graph, detect
 
 __all__ = ['Result', 'compare', 'picture', 'table']
 
@@ -293,7 +293,7 @@ def picture(results: Sequence[Result], path: str) -> None:
 
 def add_arguments(parser: Any) -> None:
   parser.add_argument('data_dir', metavar='DIR', help='where the images are')
-  convert.add_source(parser)
+  detect.add_source(parser)
   parser.add_argument('--split', default='validation', help='train or validation (%(default)s)')
   parser.add_argument('--num_images', type=int, default=16, help='%(default)s')
   parser.add_argument('--image_size', type=int, default=224, help='pixels (%(default)s)')
@@ -306,7 +306,7 @@ def add_arguments(parser: Any) -> None:
 def run(args: Any) -> tuple[str, int]:
   """The command; returns what to print, and 1 if the pipelines don't agree."""
   results = compare(
-    args.source or convert.detect(args.data_dir),
+    args.source or detect.source(args.data_dir),
     num_images=args.num_images,
     seed=args.seed,
     data_dir=args.data_dir,

@@ -8,7 +8,6 @@ where records begin; TensorFlow's own readers check the sums.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import concurrent.futures
 import os
-import re
 
 import numpy as np
 import tensorflow as tf
@@ -18,6 +17,7 @@ import tensorflow as tf
 from tensorflow.python.lib.io import _pywrap_record_io
 
 from hpm.errors import DataError
+from hpm.pipelines import detect
 
 __all__ = [
   'BBOX',
@@ -31,7 +31,6 @@ __all__ = [
   'record_offsets',
   'scan',
   'shard_files',
-  'splits_of',
   'tolerant_dataset',
   'write_records',
 ]
@@ -44,7 +43,6 @@ BBOX = tuple(f'image/object/bbox/{side}' for side in ('ymin', 'xmin', 'ymax', 'x
 
 _HEADER_BYTES = 12
 _FOOTER_BYTES = 4
-_SHARD = re.compile(r'^(.+)-(\d+)-of-(\d+)$')
 
 
 def shard_files(data_dir: str, split: str) -> list[str]:
@@ -69,7 +67,7 @@ def shard_files(data_dir: str, split: str) -> list[str]:
   shards: dict[int, str] = {}
   totals: dict[int, str] = {}
   for name in names:
-    match = _SHARD.match(name)
+    match = detect.SHARD.match(name)
     if match and match[1] == split:
       index = int(match[2])
       if index in shards:
@@ -88,7 +86,7 @@ def shard_files(data_dir: str, split: str) -> list[str]:
       f'{" and ".join(list(totals.values())[:2])}: keep one set a directory'
     )
   (total,) = totals
-  width = len(_SHARD.match(shards[min(shards)])[2])  # type: ignore[index]
+  width = len(detect.SHARD.match(shards[min(shards)])[2])  # type: ignore[index]
   missing = [f'{split}-{i:0{width}d}-of-{total:0{width}d}' for i in range(total) if i not in shards]
   if missing:
     more = f' and {len(missing) - 3} more' if len(missing) > 3 else ''
@@ -99,11 +97,6 @@ def shard_files(data_dir: str, split: str) -> list[str]:
   if max(shards) >= total:
     raise DataError(f'{shards[max(shards)]} in {data_dir} has a number beyond its set of {total}')
   return [os.path.join(data_dir, shards[i]) for i in sorted(shards)]
-
-
-def splits_of(names: Iterable[str]) -> list[str]:
-  """The splits that files named as shards are, SPLIT-00000-of-00001, belong to, sorted."""
-  return sorted({match[1] for match in map(_SHARD.match, names) if match})
 
 
 def is_empty(path: str) -> bool:

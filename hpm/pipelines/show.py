@@ -16,7 +16,7 @@ import numpy as np
 
 from hpm import pipelines
 from hpm.errors import DataError
-from hpm.pipelines import base, convert, sources, tfdata
+from hpm.pipelines import base, detect, sources, tfdata
 
 if TYPE_CHECKING:
   from PIL import Image
@@ -124,7 +124,7 @@ def add_arguments(parser: Any) -> None:
   """Declares the flags of the command on an argparse parser."""
   parser.add_argument('dir', metavar='DIR', help='the directory of the data set')
   parser.add_argument('--out', required=True, metavar='FILE', help='such as sheet.png')
-  convert.add_source(parser)
+  detect.add_source(parser)
   parser.add_argument('--split', default='train')
   parser.add_argument('--num_images', type=int, default=8)
   parser.add_argument('--num_views', type=int, default=5)
@@ -139,7 +139,7 @@ def add_arguments(parser: Any) -> None:
 def run(args: Any) -> str:
   """Runs the command with its parsed flags; returns what to print."""
   drawn = sheet(
-    args.source or convert.detect(args.dir),
+    args.source or detect.source(args.dir),
     options={'data_dir': args.dir, 'split': args.split},
     num_images=args.num_images,
     num_views=args.num_views,

@@ -258,6 +258,29 @@ def test_a_data_directory_that_is_not_there_is_missing_data():
     flags.parse(['--data_dir=setup.py'])
 
 
+@pytest.mark.parametrize(
+  ('file', 'name', 'pipeline'),
+  [
+    ('train-00000-of-00001', 'imagenet', 'tfdata'),
+    ('train-00000-of-00001.raw', 'raw', 'raw'),
+    ('data_batch_1.bin', 'cifar10', 'tfdata'),
+    ('train/cat/1.jpg', 'folder', 'tfdata'),
+  ],
+)
+def test_what_a_directory_is_can_be_seen(file, name, pipeline, tmp_path):
+  (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+  (tmp_path / file).touch()
+  options = completed(f'--data_dir={tmp_path}', '--model=lenet')
+  assert (options.data_name, options.pipeline) == (name, pipeline)
+  options = completed(f'--data_dir={tmp_path}', '--model=lenet', '--data_name=folder')
+  assert options.data_name == 'folder'
+
+
+def test_a_directory_of_nothing_is_missing_data(tmp_path):
+  with pytest.raises(DataError, match='holds no TFRecords .* say what it is with --data_name'):
+    flags.parse([f'--data_dir={tmp_path}'])
+
+
 def test_flags_may_stand_in_a_file(tmp_path):
   (tmp_path / 'flags').write_text('--model=lenet\n--batch_size=3\n')
   options = flags.parse([f'--flagfile={tmp_path}/flags', '--batch_size=4'])

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from hpm import errors, pipelines
 from hpm.pipelines import __main__ as command_line
-from hpm.pipelines import convert, records, to_tfrecord
+from hpm.pipelines import convert, detect, records, to_tfrecord
 from tests.pipelines import data
 from tests.pipelines.test_sources import write_cifar, write_folder
 
@@ -172,18 +172,24 @@ def test_bad_records_are_named_or_left_out(tmp_path, capsys):
 
 
 def test_what_a_directory_is_is_seen_from_its_names(sample_dir, tmp_path):
-  assert convert.detect(sample_dir) == 'imagenet'
-  assert convert.detect(write_folder(tmp_path / 'f', pictures(3))) == 'folder'
-  assert convert.detect(write_cifar(tmp_path / 'c', 2, ['train.bin'])) == 'cifar100'
+  assert detect.source(sample_dir) == 'imagenet'
+  assert detect.source(write_folder(tmp_path / 'f', pictures(3))) == 'folder'
+  assert detect.source(write_cifar(tmp_path / 'c', 2, ['train.bin'])) == 'cifar100'
   with pytest.raises(errors.DataError, match='holds no TFRecords'):
     (tmp_path / 'empty').mkdir()
-    convert.detect(str(tmp_path / 'empty'))
+    detect.source(str(tmp_path / 'empty'))
   with pytest.raises(errors.UsageError, match="unknown format 'tfrecords': did you mean tfrecord"):
     convert.convert('folder', str(tmp_path / 'o'), 'tfrecords', options={'data_dir': 'x'})
   with pytest.raises(errors.UsageError, match=r'num_shards=9, but split .train. has 3 records'):
     convert.convert(
       'folder', str(tmp_path / 'o'), options={'data_dir': str(tmp_path / 'f')}, num_shards=9
     )
+
+
+def test_a_commands_files_get_their_directories(sample_dir, tmp_path, capsys):
+  sheet = tmp_path / 'a' / 'sheet.png'
+  assert command_line.main(['show', str(sample_dir), f'--out={sheet}', '--num_images=1']) == 0
+  assert sheet.exists()
 
 
 def test_labels_and_boxes_survive(tmp_path):

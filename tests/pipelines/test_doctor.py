@@ -104,9 +104,7 @@ def test_what_training_survives_is_odd(tmp_path, capsys):
   odd = whats(report, 'odd')
   path = f'{directory}/train-00000-of-00001'
   assert f'{path}: record 13: the same image as {path}: record 12' in odd
-  assert any(
-    "1 files are fewer than 4 workers: share by record (shard_by='record')" in o for o in odd
-  )
+  assert any("1 file for 4 workers: share by record (shard_by='record')" in o for o in odd)
   assert any('3 labels between 1 and 5 have no image' in o for o in odd)
   assert command_line.main(['doctor', directory]) == 3
   many = [different(i) for i in range(22)] + [different(30, label=2), different(31, label=2)]

@@ -8,7 +8,17 @@ import pytest
 import tensorflow as tf
 
 from hpm import errors, pipelines, placement
-from hpm.pipelines import augment, convert, device_crop, doctor, jpeg_native, raw, raw_file, to_raw
+from hpm.pipelines import (
+  augment,
+  convert,
+  detect,
+  device_crop,
+  doctor,
+  jpeg_native,
+  raw,
+  raw_file,
+  to_raw,
+)
 from tests.pipelines import data
 
 SHORT = 64  # of the images in these tests
@@ -290,7 +300,7 @@ def test_wrong_use_is_refused(raw_dir, sample_dir):
 
 
 def test_commands_know_a_raw_directory_by_its_files(raw_dir):
-  assert convert.detect(raw_dir) == 'raw'
+  assert detect.source(raw_dir) == 'raw'
 
 
 def test_the_doctor_tells_the_sizes_that_are_stored(raw_dir):

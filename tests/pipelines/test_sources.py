@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from hpm import errors, pipelines
-from hpm.pipelines import augment, convert, iterable, records, sources, tfdata
+from hpm.pipelines import augment, detect, iterable, records, sources, tfdata
 from tests.pipelines import data
 
 SIZE = 16
@@ -315,7 +315,7 @@ def test_tfds_splits_directories_and_what_is_missing(data_sets):
   assert make(data_sets, 'tfds', data_dir=prepared).epoch_size == COUNT
   with pytest.raises(errors.DataError, match="has no split 'extra'; it has test, train"):
     make(data_sets, 'tfds', split='extra')
-  assert convert.detect(directory) == convert.detect(prepared) == 'tfds:photographs'
+  assert detect.source(directory) == detect.source(prepared) == 'tfds:photographs'
   with pytest.raises(errors.DataError, match='tfds:nothing is not prepared in .*tfds build noth'):
     pipelines.create('tfds:nothing', data_dir=directory, batch_size=1)
   with pytest.raises(errors.DataError, match='holds photographs, not other'):
