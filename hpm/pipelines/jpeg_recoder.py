@@ -75,7 +75,7 @@ class Recoder:
           raise
     try:
       return pickle.load(child.stdout)  # type: ignore[arg-type]
-    except EOFError:
+    except (EOFError, pickle.UnpicklingError):  # before its answer, or in the middle of it
       code = child.wait()
       self.close()
       return None, f'libjpeg ended with code {code}'
