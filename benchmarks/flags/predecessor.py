@@ -146,8 +146,8 @@ ANSWERS = {
   'input_preprocessor': 'does not exist: there is one preprocessing, described in '
   'hpm/pipelines/augment.py',
   'resize_method': 'does not exist: training resizes bilinearly',
-  'distortions': 'does not exist: training always crops at random and flips; colours stay',
-  'distort_color_in_yiq': 'does not exist: colours are not distorted',
+  'distortions': 'is --distort_colors here; training always crops at random and flips',
+  'distort_color_in_yiq': 'does not exist: --distort_colors works in RGB',
   'fuse_decode_and_crop': 'does not exist: training always decodes only what the crop needs',
   'ml_perf': 'does not exist: images are normalised in one way, hpm.pipelines.normalize',
   'use_datasets': 'does not exist: input is always tf.data',
