@@ -161,13 +161,15 @@ class Watch:
     self._wait(lambda: self._joined | set(self.deaths) >= everyone)
 
   def wait_for_servers(self, tasks: Iterable[str] | None = None) -> None:
-    """Blocks until TensorFlow's servers of these tasks, by default of all, can be reached.
+    """Blocks until TensorFlow's servers of these other tasks, by default of all, can be reached.
 
     Raises:
       PeerError: one can't within `startup_timeout_s`, or as for `wait_for_all`.
     """
     waited_from = time.monotonic()
     for task in self.cluster.tasks if tasks is None else tasks:
+      if task == self.cluster.task:  # alone in its cluster it may have no server
+        continue
       address = parse_address(self.cluster.address_of(task), task)
       while not listening.answers(address):
         self._check()
@@ -180,7 +182,8 @@ class Watch:
             f'({address}) can not be reached from {self.cluster.task} within '
             f'{self._startup_timeout_s:g} s: is the address right, and the port open?',
           )
-          self._sightings.append(death)  # for the watch's thread to tell
+          self._sightings.append(death)
+          self._wait(lambda: bool(self.deaths))  # until the watch's thread has told it
           raise PeerError(death)
         time.sleep(0.1)
 

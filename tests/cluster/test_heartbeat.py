@@ -340,6 +340,7 @@ def test_a_server_that_can_not_be_reached_is_named_to_all(start):
   ]
   try:
     members[1].tell('servers')
+    assert 'can not be reached from worker:1' in members[1].expect('dead ps:0')  # before it ends
     line = members[1].expect('PeerError')
     assert f'ps:0 ({addresses["ps_hosts"][0]}) can not be reached from worker:1 within 4 s' in line
     assert 'can not be reached from worker:1' in members[0].expect('dead ps:0')
@@ -355,6 +356,7 @@ def test_a_watch_without_others_ends_at_once():
   begun = time.monotonic()
   with heartbeat.Watch(cluster, on_death=deaths.append) as watch:
     watch.wait_for_all()
+    watch.wait_for_servers()
     assert watch.death() is None
   assert time.monotonic() - begun < 3
   assert deaths == []
