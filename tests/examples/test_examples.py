@@ -45,6 +45,12 @@ def test_own_training_learns_with_what_is_frozen():
   assert re.search(r'step 40: loss 0\.0\d\d, right 100%', run('own_training.py'))
 
 
+def test_debugging_shows_each_towers_tensors():
+  out = run('debugging.py')
+  assert out.count('relu (2, 6, 6, 8): mean') == out.count('logits (2, 2): mean') == 2
+  assert re.search(r'step 1: loss \d\.\d+ over 4 images', out)
+
+
 @pytest.fixture(scope='module')
 def sample(tmp_path_factory):
   directory = tmp_path_factory.mktemp('data') / 'sample'
