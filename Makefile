@@ -21,7 +21,7 @@ SAMPLE := .data/sample
 FIRST := $(wildcard tests/variable_mgr tests/parity)
 PYTEST := TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python -m pytest -q $(PYTEST_FLAGS)
 
-.PHONY: help run dali test test-all gpu-check lint format lock clean
+.PHONY: help run dali test test-all gpu-check nvidia-driver lint format lock clean
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -50,8 +50,14 @@ test-all: $(INSTALLED) $(DALI)
 	@$(if $(FIRST),$(PYTEST) -m '' -x $(FIRST))
 	@$(PYTEST) -m '' tests $(addprefix --ignore=,$(FIRST))
 
-gpu-check: $(INSTALLED)
+gpu-check: nvidia-driver $(INSTALLED)
 	@$(BIN)/python -m benchmarks.gpu_check $(GPU_FLAGS)
+
+# First, so that nothing is installed where it is of no use.
+nvidia-driver:
+	@test -e /proc/driver/nvidia || command -v nvidia-smi >/dev/null || { \
+	  echo 'make: gpu-check needs a machine with at least one NVIDIA GPU, its driver, and TensorFlow' \
+	    "with CUDA (.venv/bin/pip install -e '.[gpu]'): there is no NVIDIA driver here" >&2; exit 1; }
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff check --quiet

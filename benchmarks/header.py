@@ -57,7 +57,7 @@ def lines(
       ('Learn. rate', flags.schedule.title(options)),
     ]
   place = options.local_parameter_device
-  places = {None: '', 'cpu': ', on the CPU', 'gpu': ', on the compute devices'}
+  places = {None: '', 'cpu': ', on the CPU', 'spread': ', on the compute devices'}
   where = places.get(place, f', on compute device {place}')
   facts.append(('Variables', options.variable_update + where))
   if options.all_reduce_spec is not None:

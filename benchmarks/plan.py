@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import sys
 from typing import Any
 
+import rich.box
 import rich.console
 import rich.table
 
@@ -72,7 +73,7 @@ def show(options: Any) -> None:
   for label, text in flags.preset.facts(options):
     console.print(f'{label}: {text}', soft_wrap=True)
   console.print(_memory(plan))
-  console.print(_transfers(plan))
+  console.print(_transfers(plan) if plan.transfers else 'Between devices nothing crosses')
   if there:
     console.print(_between_processes(plan, there.num_workers), soft_wrap=True)
   for line in _overlap(plan):
@@ -80,8 +81,8 @@ def show(options: Any) -> None:
   for memory, batch in zip(MEMORIES_GB, batches, strict=True):
     console.print(f'largest batch per device in {memory} GB: {batch}')
   console.print(
-    "Memory is that of tensors; workspace of kernels, the allocator's losses and the CUDA context "
-    'come on top.'
+    "Backprop is counted in multiply-adds. Memory is that of tensors; kernels' workspace, the "
+    "allocator's losses and the CUDA context come on top."
   )
 
 
@@ -119,9 +120,14 @@ def _name(device: str) -> str:
   return name if task in ('', 'worker:0') else f'{task} {name}'
 
 
+def _table(title: str) -> rich.table.Table:
+  """As narrow as it gets: all columns of a plan have to stand in 80 characters."""
+  return rich.table.Table(title=title, title_justify='left', box=rich.box.SIMPLE, padding=0)
+
+
 def _memory(plan: Any) -> rich.table.Table:
   """A row a device; where there are many, one for all that need the same."""
-  table = rich.table.Table(title='Memory, MiB', title_justify='left')
+  table = _table('Memory, MiB')
   columns = ('device', 'variables', 'slots', 'batches', 'activations', 'gradients', 'aggregation')
   for column in (*columns, 'in all'):
     table.add_column(column, justify='left' if column == 'device' else 'right')
@@ -146,7 +152,7 @@ def _transfers(plan: Any) -> rich.table.Table:
     if len(plan.transfers) > _MANY and transfer.link != 'collective':
       ends = [end.partition(':')[0] for end in ends]
     rows.setdefault((transfer.link, *ends), []).append(transfer)
-  table = rich.table.Table(title='Transfers a step', title_justify='left')
+  table = _table('Transfers a step')
   for column in ('from', 'to', 'link', 'pairs', 'tensors', 'MiB', 'largest pair'):
     table.add_column(column, justify='left' if column in ('from', 'to', 'link') else 'right')
   for (link, source, destination), found in sorted(rows.items()):
@@ -171,8 +177,8 @@ def _overlap(plan: Any) -> list[str]:
   for share in _SHARES:
     ready = sum(wait.bytes for wait in plan.waits if wait.share <= share)
     lines.append(
-      f"{ready / total:6.1%} of the gradients' bytes need at most {share:.0%} of backprop's "
-      'multiply-adds before them'
+      f"{ready / total:6.1%} of the gradients' bytes need at most {share:.0%} of backprop before "
+      'them'
     )
   if plan.buckets:
     first, last = plan.buckets[0], plan.buckets[-1]

@@ -81,7 +81,8 @@ FIELDS = {
     'numbers?',
     'throughput',
     '95 % confidence, lower and upper end: from the steps, taken for '
-    'independent, or with `--num_runs` from the runs; null for a single one',
+    'independent, or with `--num_runs` from the runs; null for a single one, and where they are '
+    'so few and so far apart that the rate has no upper end',
   ),
   'standard_error': Field('number', 'throughput', 'of the steps, images/s'),
   'jitter': Field(

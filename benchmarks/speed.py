@@ -91,7 +91,10 @@ def summary(images_per_second: float) -> str:
 
 
 def interval(seconds: Sequence[float], images: float) -> list[float] | None:
-  """95 % confidence interval of `images` over the mean of `seconds`; None for a single value.
+  """95 % confidence interval of `images` over the mean of `seconds`; None if there is none.
+
+  There is none for a single value, nor for a few that are so far apart that the mean time's
+  interval reaches down to nought, where the rate has no upper end.
 
   Student's t on the mean time, turned into a rate. It takes the times for independent, which steps
   of one run only nearly are; runs in processes of their own are.
@@ -102,8 +105,7 @@ def interval(seconds: Sequence[float], images: float) -> list[float] | None:
   freedom = len(seconds) - 1
   t = _T95[freedom - 1] if freedom <= len(_T95) else 1.960 + 2.4 / freedom
   half = t * statistics.stdev(seconds) / math.sqrt(len(seconds))
-  # A spread that reaches down to no time at all says nothing about the upper end.
-  return [images / (mean + half), images / max(mean - half, min(seconds))]
+  return [images / (mean + half), images / (mean - half)] if half < mean else None
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:

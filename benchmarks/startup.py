@@ -58,7 +58,8 @@ def start_up(model_name: str, count: int, batch_size: int, manager: str, runs: b
 
   devices = hpm.devices.select('cpu', count)
   model = hpm.models.create(model_name)
-  dataset = hpm.pipelines.create('synthetic', batch_size=batch_size).dataset()
+  images = {'image_size': model.image_shape[0], 'num_classes': model.num_classes}
+  dataset = hpm.pipelines.create('synthetic', batch_size=batch_size, **images).dataset()
   clock = _Clock()
   step = hpm.TrainStep(
     model,
@@ -198,7 +199,8 @@ def measure(options: Any) -> dict[str, Any]:
   for i in range(options.repeats):
     for model, count, runs in cells:
       with console.status(f'round {i + 1} of {options.repeats}: {model} on {count} devices'):
-        one = _work('start_up', model, count, options.batch_size, options.manager, runs)
+        cell = (model, count, options.batch_size, options.manager, runs)
+        one = _work(f'{model} on {count} devices', 'start_up', *cell)
       found.setdefault((model, count), []).append(one)
   return {
     'batch_size': options.batch_size,
@@ -281,7 +283,10 @@ def show_first_step(result: Mapping[str, Any]) -> None:
 
 def measure_overhead(options: Any) -> dict[str, Any]:
   with console.status('steps by turns'):
-    return {'times_s': _work('overhead', options.repeats, options.steps), 'steps': options.steps}
+    return {
+      'times_s': _work('overhead', 'overhead', options.repeats, options.steps),
+      'steps': options.steps,
+    }
 
 
 def show_overhead(result: Mapping[str, Any]) -> None:
@@ -310,10 +315,10 @@ def _figure(runs: Sequence[Mapping[str, Any]], phase: str) -> str:
   return f'{middle:.2f} +/- {half:.2f}'
 
 
-def _work(worker: str, *arguments: Any) -> Any:
-  """A worker's answer, from a process of its own."""
+def _work(label: str, worker: str, *arguments: Any) -> Any:
+  """A worker's answer, from a process of its own; `label` is what an error calls it."""
   texts = [json.dumps(argument) for argument in arguments]
-  return json.loads(command.work(worker, ['-m', 'benchmarks.startup', 'worker', worker, *texts]))
+  return json.loads(command.work(label, ['-m', 'benchmarks.startup', 'worker', worker, *texts]))
 
 
 WORKERS: dict[str, Callable[..., Any]] = {'start_up': start_up, 'overhead': overhead}

@@ -335,7 +335,9 @@ def _prune(directory: str, keep: int | None) -> None:
 
 def _unreadable(path: str, error: Exception) -> DataError:
   reason = str(error).splitlines()[0]
-  return DataError(f'{path} is no readable checkpoint ({reason}): choose another')
+  return DataError(
+    f'{path} is no readable checkpoint ({reason}): remove it, and the one before is the newest'
+  )
 
 
 def _sync(path: str) -> None:

@@ -23,7 +23,7 @@ ACCEPTED = {
   'device': 'default: gpu where there is one, otherwise cpu',
   'data_format': 'default NHWC; NCHW is refused on CPU devices',
   'num_gpus': 'default: all of them; more than there are is refused',
-  'local_parameter_device': 'default cpu for parameter_server; also gpu:N',
+  'local_parameter_device': 'default cpu for parameter_server; gpu is also called spread; gpu:N',
   'gpu_thread_mode': '',
   'per_gpu_thread_count': '',
   'num_intra_threads': "default on GPUs: TensorFlow's choice, not 1",
@@ -146,7 +146,8 @@ ANSWERS = {
   'input_preprocessor': 'does not exist: there is one preprocessing, described in '
   'hpm/pipelines/augment.py',
   'resize_method': 'does not exist: training resizes bilinearly',
-  'distortions': 'is --distort_colors here; training always crops at random and flips',
+  'distortions': 'is --distort_colors here, false by default; training always crops at random and '
+  'flips',
   'distort_color_in_yiq': 'does not exist: --distort_colors works in RGB',
   'fuse_decode_and_crop': 'does not exist: training always decodes only what the crop needs',
   'ml_perf': 'does not exist: images are normalised in one way, hpm.pipelines.normalize',

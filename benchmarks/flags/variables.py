@@ -53,7 +53,8 @@ _NOT_DISTRIBUTED = {
   'batch_norm_statistics': 'is of the devices of one process; across processes moving averages are '
   'means over all devices: drop it',
 }
-PARAMETER_DEVICE = {'replicated': 'gpu', 'parameter_server': 'cpu'}
+PARAMETER_DEVICE = {'replicated': 'spread', 'parameter_server': 'cpu'}
+_SPREAD = ('gpu', 'spread')  # two names of one place; the first is tf_cnn_benchmarks'
 
 _CHOICES = {
   'variable_consistency': ('strong', 'relaxed'),
@@ -79,9 +80,9 @@ def define(values: flags.FlagValues) -> None:
   string(
     'local_parameter_device',
     None,
-    'Where parameter_server keeps variables and copy sums gradients: cpu, the host; gpu, spread '
-    'over the compute devices; gpu:N, compute device N. Default: gpu for replicated, cpu for '
-    'parameter_server.',
+    'Where parameter_server keeps variables and copy sums gradients: cpu, the host; spread (or '
+    'gpu), over all compute devices of either kind; gpu:N, compute device N. Default: spread for '
+    'replicated, cpu for parameter_server.',
   )
   boolean(
     'staged_vars',
@@ -204,10 +205,12 @@ def complete(options) -> None:
     _refuse_nccl(options)
   if options.all_reduce_spec is None and 'all_reduce_spec' in takes:
     several_gpus = options.device == 'gpu' and options.num_gpus > 1
-    on_host = options.local_parameter_device not in (None, 'gpu')
+    on_host = options.local_parameter_device not in (None, *_SPREAD)
     options.all_reduce_spec = 'nccl' if several_gpus and not on_host else 'copy'
   if options.local_parameter_device is None and 'local_parameter_device' in takes:
     options.local_parameter_device = PARAMETER_DEVICE[options.variable_update]
+  elif options.local_parameter_device in _SPREAD:
+    options.local_parameter_device = 'spread'
   number = _device_number(options.local_parameter_device)
   if number is not None and number >= options.num_gpus:
     raise UsageError(
@@ -233,9 +236,7 @@ def manager_options(options) -> dict[str, Any]:
   if place is not None:
     number = _device_number(place)
     given['local_parameter_device'] = (
-      f'/{options.device.upper()}:{number}'
-      if number is not None
-      else {'cpu': 'cpu', 'gpu': 'spread'}[place]
+      f'/{options.device.upper()}:{number}' if number is not None else place
     )
   if options.network_topology is not None:
     given['network_topology'] = _topology(options.network_topology)
@@ -266,8 +267,8 @@ def _check_place(options) -> None:
   if place is None:
     return
   options.local_parameter_device = place = place.lower()
-  if place not in ('cpu', 'gpu') and _device_number(place) is None:
-    raise errors.unknown('--local_parameter_device', place, ('cpu', 'gpu', 'gpu:N'))
+  if place not in ('cpu', *_SPREAD) and _device_number(place) is None:
+    raise errors.unknown('--local_parameter_device', place, ('cpu', *_SPREAD, 'gpu:N'))
 
 
 def _check_spec(options) -> None:
@@ -292,7 +293,7 @@ def _check_spec(options) -> None:
     names = _names(spec)
   except UsageError as error:
     raise UsageError(f'--all_reduce_spec: {error}') from None
-  if options.local_parameter_device not in (None, 'gpu') and 'copy' not in names:
+  if options.local_parameter_device not in (None, *_SPREAD) and 'copy' not in names:
     place = options.local_parameter_device
     where = 'on the host' if place == 'cpu' else f'on compute device {place}'
     raise UsageError(

@@ -27,7 +27,7 @@ REFUSED = {
   '--all_reduce_spec=cpy': 'did you mean copy',
   '--data_name=imagnet': 'did you mean imagenet',
   '--device=tpu': 'valid: cpu, gpu',
-  '--local_parameter_device=host': 'valid: cpu, gpu',
+  '--local_parameter_device=host': 'valid: cpu, gpu, gpu:N, spread',
   '--variable_consistency=lax': 'valid: relaxed, strong',
   '--gradient_reduction=men': 'did you mean mean',
   '--batch_norm_statistics=frist': 'did you mean first',
@@ -304,7 +304,7 @@ def test_cpu_defaults_are_small():
   assert (options.device, options.num_gpus, options.batch_size) == ('cpu', 2, 2)
   assert (options.num_warmup_batches, options.num_batches) == (2, 30)
   assert (options.variable_update, options.all_reduce_spec) == ('replicated', 'copy')
-  assert options.local_parameter_device == 'gpu'
+  assert options.local_parameter_device == 'spread'
   assert options.data_name == 'synthetic'
 
 
@@ -321,6 +321,7 @@ def test_gpu_defaults_are_those_of_a_benchmark():
     ([], GPUS[:1], 'copy', 'spread'),
     (['--local_parameter_device=cpu'], GPUS, 'copy', 'cpu'),
     (['--use_nccl=true', '--local_parameter_device=gpu'], GPUS, 'nccl', 'spread'),
+    (['--local_parameter_device=spread'], GPUS, 'nccl', 'spread'),
     (['--use_nccl=false'], GPUS, 'copy', 'spread'),
     (['--nouse_nccl'], GPUS, 'copy', 'spread'),
     (['--use_nccl=true', '--all_reduce_spec=nccl'], GPUS, 'nccl', 'spread'),

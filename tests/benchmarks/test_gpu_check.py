@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import subprocess
 
 import numpy as np
 import pytest
@@ -9,11 +10,24 @@ import pytest
 from benchmarks import flags, gpu_check
 from benchmarks.gpu_check import Failure, Outcome
 
-
-@pytest.mark.skipif(
+without_driver = pytest.mark.skipif(
   os.path.exists('/proc/driver/nvidia') or shutil.which('nvidia-smi') is not None,
   reason='there is an NVIDIA driver',
 )
+
+
+@without_driver
+def test_make_says_so_before_it_installs_anything(tmp_path):
+  for name in ('Makefile', 'setup.py', 'pyproject.toml'):
+    shutil.copy(gpu_check.ROOT / name, tmp_path)
+  done = subprocess.run(['make', 'gpu-check'], cwd=tmp_path, capture_output=True, text=True)
+  assert done.returncode
+  assert done.stdout == ''
+  assert done.stderr.startswith('make: gpu-check needs a machine with at least one NVIDIA GPU')
+  assert not (tmp_path / '.venv').exists()
+
+
+@without_driver
 def test_without_a_gpu_it_says_in_one_line_what_it_needs(capsys):
   assert gpu_check.main([]) == 1
   captured = capsys.readouterr()

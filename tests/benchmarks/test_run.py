@@ -325,6 +325,8 @@ def test_the_table_of_models_needs_no_tensorflow():
     ),
     (['--gradient_clip_norm=1', '--variable_update=independent'], ('Optimizer', 'momentum (mom')),
     (['--learning_rate_schedule=cosine'], ('Learn. rate', '0.0015625 (0.1 * 4 / 256), cosine')),
+    (['--learning_rate_schedule=resnet'], ('Learn. rate', '0.002 (0.128 * 4 / 256), a tenth from')),
+    (['--local_parameter_device=gpu'], ('Variables', 'replicated, on the compute devices')),
     (['--forward_only', '--xla', '--steps_per_call=2', '--num_warmup_batches=2'], ('Mode', 'forw')),
   ],
   ids=str,

@@ -63,11 +63,15 @@ def test_the_weighted_mean_is_for_the_lines_alone():
 
 
 def test_interval_is_students_on_the_mean_time():
-  # Mean 2, standard deviation 1, three values: 2 degrees of freedom, t = 4.303.
-  low, high = speed.interval([1.0, 2.0, 3.0], 8.0)
+  # Mean 3, standard deviation 1, three values: 2 degrees of freedom, t = 4.303.
+  low, high = speed.interval([2.0, 3.0, 4.0], 8.0)
   half = 4.303 / 3**0.5
-  assert low == pytest.approx(8.0 / (2 + half))
-  assert high == pytest.approx(8.0 / 1.0)  # 2 - half is below 0: no more than the fastest says
+  assert (low, high) == (pytest.approx(8.0 / (3 + half)), pytest.approx(8.0 / (3 - half)))
+  # The same about 2 would reach below no time at all: any rate, however high, is possible.
+  assert speed.interval([1.0, 2.0, 3.0], 8.0) is None
+  # Two runs of 147.38 and 152.96 images/s: t = 12.706, wider than the two are apart.
+  low, high = speed.interval([1 / 147.38, 1 / 152.96], 1.0)
+  assert (low, high) == (pytest.approx(121.45, abs=0.01), pytest.approx(196.38, abs=0.5))
   low, high = speed.interval([2.0, 2.0, 2.0, 2.0], 8.0)
   assert low == high == pytest.approx(4.0)
   assert speed.interval([2.0], 8.0) is None

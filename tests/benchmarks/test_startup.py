@@ -14,6 +14,10 @@ def test_a_cell_gives_the_seconds_of_each_phase(cpu_devices, capsys):
   assert '1.00' in capsys.readouterr().out
 
 
+def test_a_model_gets_images_of_its_own_size(cpu_devices):
+  assert 'first step' in startup.start_up('lenet', 1, 2, 'replicated', True)
+
+
 def test_what_is_only_traced_has_no_first_step(cpu_devices):
   assert 'first step' not in startup.start_up('trivial', 8, 2, 'parameter_server', False)
 
