@@ -57,7 +57,8 @@ def lines(
       ('Learn. rate', flags.schedule.title(options)),
     ]
   place = options.local_parameter_device
-  places = {None: '', 'cpu': ', on the CPU', 'spread': ', on the compute devices'}
+  devices_alike = ', on the compute devices'
+  places = {None: '', 'cpu': ', on the CPU', 'gpu': devices_alike, 'spread': devices_alike}
   where = places.get(place, f', on compute device {place}')
   facts.append(('Variables', options.variable_update + where))
   if options.all_reduce_spec is not None:

@@ -209,8 +209,6 @@ def complete(options) -> None:
     options.all_reduce_spec = 'nccl' if several_gpus and not on_host else 'copy'
   if options.local_parameter_device is None and 'local_parameter_device' in takes:
     options.local_parameter_device = PARAMETER_DEVICE[options.variable_update]
-  elif options.local_parameter_device in _SPREAD:
-    options.local_parameter_device = 'spread'
   number = _device_number(options.local_parameter_device)
   if number is not None and number >= options.num_gpus:
     raise UsageError(
@@ -235,9 +233,9 @@ def manager_options(options) -> dict[str, Any]:
   place = options.local_parameter_device
   if place is not None:
     number = _device_number(place)
-    given['local_parameter_device'] = (
-      f'/{options.device.upper()}:{number}' if number is not None else place
-    )
+    if number is not None:
+      place = f'/{options.device.upper()}:{number}'
+    given['local_parameter_device'] = 'spread' if place in _SPREAD else place
   if options.network_topology is not None:
     given['network_topology'] = _topology(options.network_topology)
   small = _small_bytes(options)
