@@ -441,14 +441,8 @@ def note_course(
   options: flags.Options, epoch_size: int | None, curve: curves.Curve, record: dict[str, Any]
 ) -> None:
   """Puts the curves into `record`, draws them, and says what the accuracy cost."""
-  import tensorflow as tf
-
   rate = flags.schedule.create(options, epoch_size, flags.steps.goal(options, epoch_size))
-
-  def rate_at(step: int) -> float:
-    return float(rate(tf.constant(step, tf.int64))) if callable(rate) else rate
-
-  record['curve'] = curve.values(rate_at)
+  record['curve'] = curve.values(lambda step: float(rate(step)) if callable(rate) else rate)
   if options.curve_file is not None:
     curves.draw(options.curve_file, {**record, 'flags': options.values()})
     record.setdefault('files', {})['curve_file'] = options.curve_file

@@ -336,7 +336,7 @@ def _prune(directory: str, keep: int | None) -> None:
 def _unreadable(path: str, error: Exception) -> DataError:
   reason = str(error).splitlines()[0]
   return DataError(
-    f'{path} is no readable checkpoint ({reason}): remove it, and the one before is the newest'
+    f'{path} is no readable checkpoint ({reason}): choose another, or remove it to go on from the one before'
   )
 
 

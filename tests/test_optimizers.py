@@ -144,3 +144,19 @@ def test_slots_start_at_what_the_rule_says(name, slots, cpu_devices):
 def test_an_unknown_rule_names_the_nearest():
   with pytest.raises(hpm.errors.UsageError, match="'momentun': did you mean momentum"):
     hpm.optimizers.create('momentun', 0.1)
+
+
+@pytest.mark.parametrize(
+  ('options', 'words'),
+  [
+    ({'learning_rate': -0.1}, 'learning_rate -0.1: a finite number, 0 or more'),
+    ({'learning_rate': float('nan')}, 'learning_rate nan: a finite number'),
+    ({'learning_rate': 'fast'}, "learning_rate 'fast': a number is needed"),
+    ({'learning_rate': 0.1, 'momentum': 1.5}, r'momentum 1.5: must lie in \[0, 1\)'),
+    ({'learning_rate': 0.1, 'beta1': 0.9}, "unknown option of momentum 'beta1'"),
+  ],
+  ids=str,
+)
+def test_what_no_rule_can_work_with_is_refused(options, words):
+  with pytest.raises(UsageError, match=words):
+    hpm.optimizers.create('momentum', **options)

@@ -74,3 +74,8 @@ def test_a_schedule_drives_the_optimizer():
 def test_impossible_schedules_are_refused(make, message):
   with pytest.raises(UsageError, match=message):
     make()
+
+
+def test_a_warm_up_in_front_of_steps_takes_a_python_int():
+  rate = schedules.warmup(schedules.piecewise([5], [0.5, 0.1]), 3)
+  assert [float(rate(step)) for step in (0, 3, 5)] == pytest.approx([0.125, 0.5, 0.1])

@@ -97,6 +97,7 @@ def warmup(schedule: float | Schedule, num_steps: int) -> Schedule:
     raise UsageError(f'num_steps {num_steps}: must not be negative')
 
   def at(step: tf.Tensor) -> tf.Tensor:
+    step = tf.cast(step, tf.int64)  # of a number of Python's the sum would make int32
     target = learning_rate_at(schedule, tf.maximum(step, num_steps))
     return target * tf.minimum(1.0, tf.cast(step + 1, tf.float32) / (num_steps + 1))
 

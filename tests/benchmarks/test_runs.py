@@ -51,12 +51,15 @@ def test_a_run_of_more_steps_weighs_more():
 
 
 def test_the_interval_is_between_runs():
-  # Times an image of 1/8 and 3/8 s: mean 1/4, standard deviation sqrt(2)/8, t of 1 freedom 12.706.
-  low, high = runs.combined([planted([1.0] * 50), planted([3.0] * 50)])[
+  # Times an image of 1.9/8 and 2.1/8 s: mean 2/8, standard deviation 0.1 sqrt(2)/8, t of 1 freedom
+  # 12.706.
+  low, high = runs.combined([planted([1.9] * 50), planted([2.1] * 50)])[
     'images_per_second_interval'
   ]
-  assert low == pytest.approx(1 / (0.25 + 12.706 / 8))
-  assert high == pytest.approx(8.0)
+  assert low == pytest.approx(8 / (2 + 1.2706))
+  assert high == pytest.approx(8 / (2 - 1.2706))
+  far = runs.combined([planted([1.0] * 50), planted([3.0] * 50)])
+  assert far['images_per_second_interval'] is None
   assert runs.combined([planted([1.0] * 50)])['images_per_second_interval'] is None
 
 
