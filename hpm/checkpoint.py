@@ -336,7 +336,8 @@ def _prune(directory: str, keep: int | None) -> None:
 def _unreadable(path: str, error: Exception) -> DataError:
   reason = str(error).splitlines()[0]
   return DataError(
-    f'{path} is no readable checkpoint ({reason}): choose another, or remove it to go on from the one before'
+    f'{path} is no readable checkpoint ({reason}): choose another, or remove it to go on from the '
+    'one before'
   )
 
 

@@ -158,5 +158,5 @@ def test_an_unknown_rule_names_the_nearest():
   ids=str,
 )
 def test_what_no_rule_can_work_with_is_refused(options, words):
-  with pytest.raises(UsageError, match=words):
+  with pytest.raises(hpm.errors.UsageError, match=words):
     hpm.optimizers.create('momentum', **options)
