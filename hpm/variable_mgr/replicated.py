@@ -63,12 +63,13 @@ class Replicated(VariableManager):
       gradients = state = all_reduce_spec
       if transfer_dtype is not None:
         gradients = HalfTransfer(all_reduce_spec, devices, transfer_dtype)
+    buckets: int = getattr(gradients, 'buckets', 0)
     if agg_small_grads_max_bytes:
       gradients = Aggregated(
         gradients, devices, agg_small_grads_max_bytes, agg_small_grads_max_group
       )
-    elif gradient_repacking is None and getattr(gradients, 'buckets', 0):
-      gradients = Buckets(gradients, devices, gradients.buckets)
+    elif gradient_repacking is None and buckets:
+      gradients = Buckets(gradients, devices, buckets)
     if gradient_repacking:
       gradients = Repacked(gradients, devices, gradient_repacking)
     self._reduce_gradients = gradients
