@@ -38,7 +38,7 @@ import rich.console
 import rich.table
 
 from benchmarks import command, files, machine
-from hpm import models
+from hpm import errors, models, variable_mgr
 from hpm.errors import UsageError
 
 __all__ = ['main', 'spread']
@@ -183,6 +183,8 @@ def parse(arguments: Sequence[str]) -> Any:
     raise UsageError('--overhead and --first_step are two measurements: give one of them')
   for name in values.models:
     models.check_name(name)
+  if values.manager not in variable_mgr.VARIABLE_MANAGERS:
+    raise errors.unknown('--manager', values.manager, variable_mgr.VARIABLE_MANAGERS)
   for flag in ('counts', 'traced'):
     for count in values[flag].value:
       if not count.isdigit() or not int(count):

@@ -129,6 +129,9 @@ def parse(arguments: Sequence[str]) -> Options | None:
     raise UsageError(f'unexpected {rest[0]!r}: flags are written --name=value')
   options = Options(**{name: values[name].value for name in values})
   options.given = {name: values[name].value for name in values if values[name].present}
+  for name, value in options.given.items():
+    if isinstance(value, int) and value > steps.LARGEST:
+      raise UsageError(f'--{name}={value}: at most {steps.LARGEST}, as far as TensorFlow counts')
   options.open = [name for name in values if values[name].value is None]
   for concern in CONCERNS:
     concern.check(options)

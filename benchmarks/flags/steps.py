@@ -14,7 +14,7 @@ TITLE = 'Steps'
 NUM_BATCHES = {'gpu': 100, 'cpu': 30}
 NUM_WARMUP_BATCHES = {'gpu': 10, 'cpu': 2}
 SEED = 1234
-MAX_SEED = 2**31 - 1
+LARGEST = 2**31 - 1  # of all whole numbers: TensorFlow's int32
 
 
 class Plan(NamedTuple):
@@ -89,8 +89,8 @@ def check(options) -> None:
       ['train_dir', 'curve_file', 'tensorboard_dir', *profile.FILES, 'profile_dir'],
       f'does not go with --num_runs={options.num_runs}, whose runs are independent: drop one',
     )
-  if not 0 <= options.tf_random_seed <= MAX_SEED:
-    raise UsageError(f'--tf_random_seed={options.tf_random_seed}: must lie in 0 .. {MAX_SEED}')
+  if options.tf_random_seed < 0:
+    raise UsageError(f'--tf_random_seed={options.tf_random_seed}: must lie in 0 .. {LARGEST}')
 
 
 def complete(options) -> None:

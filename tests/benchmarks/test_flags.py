@@ -28,6 +28,7 @@ REFUSED = {
   '--data_name=imagnet': 'did you mean imagenet',
   '--device=tpu': 'valid: cpu, gpu',
   '--local_parameter_device=host': 'valid: cpu, gpu, gpu:N, spread',
+  '--batch_size=2147483648': 'at most 2147483647',
   '--variable_consistency=lax': 'valid: relaxed, strong',
   '--gradient_reduction=men': 'did you mean mean',
   '--batch_norm_statistics=frist': 'did you mean first',

@@ -38,6 +38,7 @@ def test_spread_is_half_the_distance_of_the_extremes():
     (['--overhead', '--first_step'], 'give one of them'),
     (['--counts=1,two'], '--counts=two'),
     (['--models=resnet51'], 'resnet51'),
+    (['--manager=replicate'], 'did you mean replicated'),
   ],
 )
 def test_contradictions_are_refused(arguments, words, capsys):
