@@ -362,6 +362,8 @@ class _Chief:
     for message in messages:
       if line.task is None:
         self._meet(line, message.get('hello'))
+        if line.closed:  # refused, whatever else it has said, or whether it has gone meanwhile
+          return
       elif 'beat' in message:
         line.doing = str(message['beat'])
       elif 'dead' in message:  # what shows from there alone: a server that can't be reached

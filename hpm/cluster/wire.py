@@ -54,7 +54,7 @@ class Line:
       self.heard = time.monotonic()
     try:
       messages = [json.loads(line) for line in lines]
-    except ValueError:  # somebody who speaks another protocol
+    except (ValueError, RecursionError):  # somebody who speaks another protocol
       return [], False
     return [message for message in messages if isinstance(message, dict)], stands
 
@@ -79,6 +79,10 @@ class Line:
 
   def close(self) -> None:
     self.connection.close()
+
+  @property
+  def closed(self) -> bool:
+    return self.connection.fileno() < 0
 
 
 class Pacer:

@@ -317,7 +317,12 @@ def test_strangers_at_the_port_disturb_nobody(start):
   spec = json.loads(members[0].process.args[2])
   address = Cluster('worker', 0, tuple(spec['worker_hosts'])).heartbeat_address
   members[0].expect('started')
-  for text in (b'GET / HTTP/1.1\r\n\r\n', b'{"hello": 3}\n', b'[1]\n{}\n', b'\xff' * 5000000):
+  again = {'hello': {'task': 'worker:0', 'shared': {}}}
+  texts = (
+    *(b'GET / HTTP/1.1\r\n\r\n', b'{"hello": 3}\n', b'[1]\n{}\n', b'\xff' * 5000000),
+    *(b'[' * 100000 + b'\n', json.dumps(again).encode() + b'\n'),
+  )
+  for text in texts:
     with socket.create_connection(address) as stranger:
       stranger.settimeout(5)
       try:
@@ -326,6 +331,11 @@ def test_strangers_at_the_port_disturb_nobody(start):
           pass
       except OSError:
         pass
+  for text in texts:  # and who has gone again before an answer
+    members[0].kill(signal.SIGSTOP)
+    with socket.create_connection(address) as stranger:
+      stranger.sendall(text[: 1 << 16] + b'\n')
+    members[0].kill(signal.SIGCONT)
   gathered(members)
   assert members[0].deaths() == members[1].deaths() == []
 
