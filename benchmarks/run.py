@@ -39,6 +39,7 @@ from benchmarks import (
   comparison,
   cost,
   curves,
+  diagnose,
   evaluation,
   flags,
   header,
@@ -86,6 +87,10 @@ def main(arguments: Sequence[str]) -> int:
     if options.dry_run:
       process.set_environment(flags.runtime.environment(options, dict(os.environ)))
       plan.show(options)
+      return 0
+    if options.diagnose:
+      process.set_environment(flags.runtime.environment(options, dict(os.environ)))
+      diagnose.show(options)
       return 0
     if options.local_cluster or flags.cluster.starts_host(options):
       return local_cluster.run(arguments, options)

@@ -51,9 +51,25 @@ def define(values: flags.FlagValues) -> None:
     'be there. Memory, bytes between devices, the largest batch for some memories.',
     flag_values=values,
   )
+  flags.DEFINE_boolean(
+    'diagnose',
+    False,
+    'Time each part of the run alone, and say in a sentence which one limits it.',
+    flag_values=values,
+  )
 
 
 def check(options) -> None:
+  if options.diagnose:
+    options.refuse_given(
+      (
+        *('eval', 'forward_only', 'dry_run', 'num_runs', 'train_dir', 'result_json'),
+        *('num_batches', 'num_epochs', 'num_warmup_batches', 'steps_per_call', 'data_service'),
+        *(*output.CURVES, *profile.FILES, 'profile_dir', 'local_cluster', 'job_name'),
+      ),
+      'does not go with --diagnose, which times the parts of a training in one process by itself: '
+      'drop one',
+    )
   if options.dry_run:
     options.refuse_given(
       (

@@ -26,7 +26,7 @@ __all__ = ['Order', 'sample_id', 'samples', 'split_id', 'subseed']
 SHARD_BY = ('record', 'file')
 
 _INT64_MAX = 2**63 - 1
-_MAX_READERS = 4  # threads that read them
+MAX_READERS = 4  # threads that read them
 _ID_BITS = 32
 
 
@@ -140,7 +140,7 @@ def _epoch(source: sources.Stream, order: Order, epoch: tf.Tensor, strict: bool)
     read,
     cycle_length=min(source.cycle_length, len(own)),
     block_length=source.block_length,
-    num_parallel_calls=min(_MAX_READERS, source.cycle_length, len(own)),
+    num_parallel_calls=min(MAX_READERS, source.cycle_length, len(own)),
     deterministic=True,
   )
   if order.num_shards > 1 and order.shard_by == 'record':

@@ -248,13 +248,13 @@ def test_the_whole_from_the_command_line_and_after_a_sigterm(tmp_path, sample):
   ]
   env = environment() | {'PYTHONPATH': str(ROOT)}
   process = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True)
-  assert 'trivial-1x4-synthetic' in process.stdout.readline()
+  assert 'Run 1, 1 of 2: trivial-1x4-synthetic' in process.stdout.readline()
   process.terminate()
   process.communicate(timeout=60)
   assert process.returncode == 143
   done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
   assert done.returncode == 0, done.stderr
   first = done.stdout.splitlines()[0]
-  assert 'trivial-1x4-sample' in first  # what was done is not done again
+  assert 'Run 1, 1 of 2' not in first  # what was done is not done again
   page = (tmp_path / 'out' / 'benchmarks.md').read_text()
   assert '5 runs of 1 + 4 steps in place of 5 of 10 + 100' in page
