@@ -91,7 +91,7 @@ def check(options) -> None:
       f'{options.spelled(name)}: --variable_update=independent has a model of its own on each '
       'device, and one is evaluated: drop one of the two'
     )
-  for other, harmless in (('num_runs', 1), ('dry_run', False)):
+  for other, harmless in (('num_runs', 1), ('dry_run', False), ('diagnose', False)):
     if getattr(options, other) != harmless:
       raise UsageError(
         f'{options.spelled(name)} does not go with {options.spelled(other)}: drop one'

@@ -2,7 +2,16 @@
 
 from absl import flags
 
-from benchmarks.flags import compute, evaluation, optimizer, output, profile, schedule, variables
+from benchmarks.flags import (
+  cluster,
+  compute,
+  evaluation,
+  optimizer,
+  output,
+  profile,
+  schedule,
+  variables,
+)
 from hpm.errors import UsageError
 
 # Flags about updates, which only training makes.
@@ -65,11 +74,15 @@ def check(options) -> None:
       (
         *('eval', 'forward_only', 'dry_run', 'num_runs', 'train_dir', 'result_json'),
         *('num_batches', 'num_epochs', 'num_warmup_batches', 'steps_per_call', 'data_service'),
-        *(*output.CURVES, *profile.FILES, 'profile_dir', 'local_cluster', 'job_name'),
+        *(*output.CURVES, *profile.FILES, 'profile_dir'),
       ),
       'does not go with --diagnose, which times the parts of a training in one process by itself: '
       'drop one',
     )
+    if cluster.tasks(options) is not None:
+      raise UsageError(
+        '--diagnose times the parts of a training in one process, and this is a cluster: drop it'
+      )
   if options.dry_run:
     options.refuse_given(
       (

@@ -92,6 +92,7 @@ SAMPLES: dict[str, list[str]] = {
   'eval': ['--eval', '--train_dir=.', '--data_dir=.'],
   'forward_only': ['--forward_only'],
   'dry_run': ['--dry_run'],
+  'diagnose': ['--diagnose'],
   'num_batches': ['--num_batches=4'],
   'num_epochs': ['--num_epochs=4'],
   'num_warmup_batches': ['--num_warmup_batches=4'],
