@@ -94,8 +94,9 @@ def _steps(
 
 
 def _cluster(cluster: Cluster) -> str:
-  servers = f', {cluster.num_ps} parameter servers' if cluster.num_ps else ''
-  return f'{cluster.task} of {cluster.num_workers} workers{servers}'
+  counts = [f'{cluster.num_workers} worker', f'{cluster.num_ps} parameter server']
+  words = [f'{count}s' if not count.startswith('1 ') else count for count in counts]
+  return f'{cluster.task} of {", ".join(words[: 2 if cluster.num_ps else 1])}'
 
 
 def _precision(options: flags.Options) -> str:

@@ -16,7 +16,7 @@ import threading
 import time
 from typing import IO
 
-from benchmarks import flags, watching
+from benchmarks import flags, machine, watching
 from benchmarks.loop import say
 from hpm.cluster import listening
 
@@ -45,7 +45,8 @@ def run(arguments: Sequence[str], options: flags.Options) -> int:
   group = Group(lasting=not options.cross_replica_sync)
   with group:
     for task, (command, environment) in commands(arguments, options, dict(os.environ)).items():
-      group.start(task, [sys.executable, program, *command], environment)
+      own = {**environment, machine.STARTED_BY: str(os.getpid())}
+      group.start(task, [sys.executable, program, *command], own)
     return group.wait()
 
 

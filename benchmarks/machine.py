@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 __all__ = [
   'ONEDNN',
+  'STARTED_BY',
   'Load',
   'build',
   'describe',
@@ -22,6 +23,7 @@ __all__ = [
 ]
 
 ONEDNN = 'TF_ENABLE_ONEDNN_OPTS'
+STARTED_BY = 'HPM_STARTED_BY'  # the id of the process that has started all tasks on this machine
 # Variables that change what TensorFlow and CUDA's libraries do, by their beginnings. Not all of
 # 'TF_': Terraform's begin like that too.
 _VARIABLES = (
@@ -113,7 +115,10 @@ def peak_gpu_mib(devices: Sequence[str]) -> list[float]:
 
 
 def load() -> Load | None:
-  """CPU seconds until now; None where the system doesn't count them (not Linux)."""
+  """CPU seconds until now; None where the system doesn't count them (not Linux).
+
+  The other tasks of a local cluster belong to the measurement as this process does.
+  """
   try:
     with open('/proc/stat') as file:
       user, nice, system, _, _, irq, softirq, *_ = map(int, file.readline().split()[1:])
@@ -121,7 +126,7 @@ def load() -> Load | None:
     return None
   times = os.times()
   busy = (user + nice + system + irq + softirq) / _TICKS
-  return Load(busy, times.user + times.system)
+  return Load(busy, times.user + times.system + _other_tasks())
 
 
 def other_load(before: Load | None, after: Load | None, wall_s: float) -> float | None:
@@ -130,6 +135,28 @@ def other_load(before: Load | None, after: Load | None, wall_s: float) -> float 
     return None
   others = (after.machine - before.machine) - (after.process - before.process)
   return max(0.0, others / wall_s)
+
+
+def _other_tasks() -> float:
+  """CPU seconds of the other tasks that were started with this process, ended ones included."""
+  parent = os.getppid()
+  if os.environ.get(STARTED_BY) != str(parent):
+    return 0.0
+  try:
+    children = Path(f'/proc/{parent}/task/{parent}/children').read_text().split()
+  except OSError:  # the kernel doesn't say
+    return 0.0
+  living = (_cpu_seconds(child, 2) for child in children if child != str(os.getpid()))
+  return _cpu_seconds(str(parent), 4) + sum(living)
+
+
+def _cpu_seconds(pid: str, kinds: int) -> float:
+  """User and system; with 4 kinds, those of its children that have ended too (man 5 proc)."""
+  try:
+    words = Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()
+  except OSError:  # it has ended
+    return 0.0
+  return sum(map(int, words[11 : 11 + kinds])) / _TICKS
 
 
 def _cpu() -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations  # hpm.TrainStep in a signature would import 
 
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
+import time
 from typing import Any
 
 from benchmarks import flags, process, speed, watching
@@ -39,6 +40,9 @@ class Alone:
   def devices(self, kind: str | None, count: int | None) -> tuple[str, ...]:
     """Starts TensorFlow; device strings."""
     return process.devices(kind, count)
+
+  def agree(self, options: flags.Options) -> None:
+    """Tells the others what this process's devices have made of the flags, once that is known."""
 
   def pipeline_options(self, options: flags.Options) -> dict[str, Any]:
     return {}
@@ -78,15 +82,22 @@ class Worker(Alone):
     options: the flags.
     watch: sees who is alive.
     stages: what this process is doing.
+    waiting: entered while it waits for the others' servers.
   """
 
   def __init__(
-    self, cluster: Cluster, options: flags.Options, watch: hpm.cluster.Watch, stages: Stages
+    self,
+    cluster: Cluster,
+    options: flags.Options,
+    watch: hpm.cluster.Watch,
+    stages: Stages,
+    waiting: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
   ):
     super().__init__()
     self.number, self.num_workers = cluster.task_index, cluster.num_workers
     self.is_chief = cluster.is_chief
     self._cluster, self._watch, self._stages = cluster, watch, stages
+    self._waiting = waiting
     self._synchronous = options.cross_replica_sync
     self._mode = options.variable_update
     self._runtime: Any = None
@@ -97,13 +108,18 @@ class Worker(Alone):
       return self._runtime.devices
 
     devices = process.devices(kind, count, join)
-    self._watch.wait_for_servers(
-      task for task in self._cluster.tasks if task.startswith('ps:') or not self._cluster.ps_hosts
-    )
+    with self._waiting():
+      self._watch.wait_for_servers(
+        task for task in self._cluster.tasks if task.startswith('ps:') or not self._cluster.ps_hosts
+      )
     self.manager_options = dict(self._runtime.options)
     if self._mode == 'parameter_server':
       self.manager_options['cross_replica_sync'] = self._synchronous
     return devices
+
+  def agree(self, options):
+    found = {'num_gpus': options.num_gpus, **options.chosen()}
+    self._watch.agree({f'--{name}': str(value) for name, value in found.items()})
 
   def pipeline_options(self, options):
     if flags.data.synthetic(options):
@@ -136,7 +152,12 @@ class Worker(Alone):
     return self._stages.stage(name, detail)
 
   def total(self, images, seconds):
-    """The chief's is that of all workers, and comes when they are done; others give their own."""
+    """The chief's is that of all workers, and comes when they are done; others give their own.
+
+    The wall time behind it is that from the first to begin to the last to end: asynchronous workers
+    need not train at the same time.
+    """
+    ended = time.monotonic()
     own = images / seconds
     line = f'images/sec of {self._cluster.task}: {own:.2f}'
     if not self.is_chief:
@@ -144,10 +165,12 @@ class Worker(Alone):
       return own, line
     workers = [f'worker:{i}' for i in range(1, self.num_workers)]
     self._watch.wait_until_left(workers)
-    reports = [report for worker in workers if (report := self._watch.reports.get(worker))]
-    total = (images + sum(r['images'] for r in reports)) / max(
-      seconds, *(r['seconds'] for r in reports), 0.0
-    )
+    loops = [(ended, images, seconds)]
+    for worker, report in self._watch.reports.items():
+      if report is not None:  # it has trained
+        loops.append((self._watch.left_at[worker], report['images'], report['seconds']))
+    wall = max(end for end, _, _ in loops) - min(end - seconds for end, _, seconds in loops)
+    total = sum(images for _, images, _ in loops) / wall
     return total, f'{line}\n{speed.summary(total)}'
 
   def close(self) -> None:
@@ -161,6 +184,7 @@ def joined(
   options: flags.Options,
   last_words: Callable[[str], None],
   orderly: tuple[type[BaseException], ...],
+  waiting: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> Iterator[Alone | None]:
   """This process's part, while it lasts; None for a parameter server, when it has served.
 
@@ -168,6 +192,7 @@ def joined(
     options: the flags.
     last_words: called with one line before the death of another task ends this process.
     orderly: exceptions that end all workers together, so that none takes this one for dead.
+    waiting: entered while this process waits for the others.
 
   Raises:
     hpm.cluster.PeerError: another task has died; the line has been printed.
@@ -187,13 +212,15 @@ def joined(
     shared=flags.cluster.shared(options),
     timeout_s=options.heartbeat_timeout_s,
     startup_timeout_s=options.cluster_timeout_s,
+    waiting=waiting,
   ) as watch:
     # TensorFlow's server does so too, but only when TensorFlow is there.
     listening.check_free(spec.parse_address(cluster.address, cluster.task), cluster.task)
     if cluster.job_name == 'worker':
-      yield from _working(Worker(cluster, options, watch, stages), watch, guard, orderly)
+      worker = Worker(cluster, options, watch, stages, waiting)
+      yield from _working(worker, watch, guard, orderly)
       return
-    serve(cluster, watch)
+    serve(cluster, watch, stages)
   yield None
 
 
@@ -208,7 +235,7 @@ def _working(
   except orderly:
     watch.leave()
     raise
-  except (UsageError, hpm.cluster.PeerError):
+  except (UsageError, hpm.cluster.PeerError, process.Terminated):
     raise
   except Exception:
     with guard.explaining(Exception):
@@ -216,8 +243,9 @@ def _working(
   worker.close()
 
 
-def serve(cluster: Cluster, watch: hpm.cluster.Watch) -> None:
+def serve(cluster: Cluster, watch: hpm.cluster.Watch, stages: Stages) -> None:
   """What a parameter server does until the chief has left."""
   process.start_server(cluster)
+  stages.enter('service')
   say(f'{cluster.task} serves at {cluster.address}')
   watch.wait_for_end()

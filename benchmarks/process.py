@@ -11,7 +11,15 @@ import tempfile
 from hpm.cluster.spec import Cluster
 from hpm.errors import UsageError
 
-__all__ = ['devices', 'gpu_names', 'set_environment', 'start_server', 'terminations']
+__all__ = [
+  'Terminated',
+  'Terminations',
+  'devices',
+  'gpu_names',
+  'set_environment',
+  'start_server',
+  'terminations',
+]
 
 _LEVEL = 'TF_CPP_MIN_LOG_LEVEL'
 _LEVEL_ERRORS = '2'
@@ -83,17 +91,42 @@ def gpu_names(devices: Sequence[str]) -> list[str]:
   ]
 
 
+class Terminated(Exception):
+  """SIGTERM has come where there was nothing to be kept."""
+
+
+class Terminations(list[int]):
+  """The SIGTERMs so far."""
+
+  _at_once = False
+
+  @contextlib.contextmanager
+  def at_once(self) -> Iterator[None]:
+    """Inside, where the main thread waits and nothing is to be kept, one raises Terminated."""
+    self._at_once = True
+    try:
+      self.check()
+      yield
+    finally:
+      self._at_once = False
+
+  def check(self) -> None:
+    if self and self._at_once:
+      raise Terminated('stopped by SIGTERM before the training began')
+
+
 @contextlib.contextmanager
-def terminations() -> Iterator[list[int]]:
+def terminations() -> Iterator[Terminations]:
   """While it lasts, a SIGTERM is noted in the list that it yields; a second one ends the process.
 
   In another thread than the main one, which Python lets set no handler, nothing is noted.
   """
-  received: list[int] = []
+  received = Terminations()
 
   def note(number: int, frame: object) -> None:
     received.append(number)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    received.check()
 
   try:
     before = signal.signal(signal.SIGTERM, note)

@@ -103,7 +103,10 @@ FIELDS = {
   'loop_wall_s': Field('number', 'optional', 'of the timed loop'),
   'cpu_s': Field('number', 'optional', 'of the process, in the timed loop'),
   'other_load_cores': Field(
-    'number', 'optional', 'cores that other processes kept busy during the timed loop'
+    'number',
+    'optional',
+    'cores that other processes kept busy during the timed loop; tasks of one local cluster are no '
+    'others to each other',
   ),
   'peak_rss_mib': Field('number', 'optional', 'most host memory of the process'),
   'peak_gpu_mib': Field('numbers', 'optional', 'most memory in use, each GPU'),

@@ -62,7 +62,7 @@ from hpm.errors import DataError, UsageError
 
 
 class Finished(Exception):
-  """Nothing is left to do: one line that says why."""
+  """Nothing is left to do: one line that says so, and why."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -104,8 +104,8 @@ def main(arguments: Sequence[str]) -> int:
         note_published(options, record)
     say(closing(options, record))
   except Finished as finished:
-    say(f'Nothing to do: {finished}')
-  except saving.Stopped as stopped:
+    say(str(finished))
+  except (saving.Stopped, process.Terminated) as stopped:
     print(stopped, file=sys.stderr)
     return 143
   except BrokenPipeError:  # nobody reads on, as in `run.py | head`
@@ -124,7 +124,7 @@ def main(arguments: Sequence[str]) -> int:
   return 0
 
 
-def benchmark(options: flags.Options, record: dict[str, Any], stop: list[int]) -> None:
+def benchmark(options: flags.Options, record: dict[str, Any], stop: process.Terminations) -> None:
   """One process's part, alone or in a cluster; what is learned on the way goes into `record`."""
   started = time.perf_counter()
   process.set_environment(flags.runtime.environment(options, dict(os.environ)))
@@ -134,9 +134,9 @@ def benchmark(options: flags.Options, record: dict[str, Any], stop: list[int]) -
       failed = {k: v for k, v in record.items() if k not in results.THROUGHPUT}
       results.write(path, {**failed, 'status': 'failed', 'reason': line})
 
-  with member.joined(options, write_down, (Finished, saving.Stopped)) as part:
+  with member.joined(options, write_down, (Finished, saving.Stopped), stop.at_once) as part:
     if part is None:
-      raise Finished('the training is over, and this parameter server with it')
+      raise Finished('Done: the training is over, and this parameter server with it')
     benchmark_as(part, options, record, stop, started)
 
 
@@ -153,6 +153,7 @@ def benchmark_as(
   except UsageError as error:
     raise flags.preset.without_devices(options, error) from None
   flags.complete(options, devices)
+  part.agree(options)
 
   model = create_model(options)
   pipeline = create_pipeline(options, model, part)
@@ -255,6 +256,7 @@ def measure(
     facts=curve.time,
     record=record,
     stage=part.stage,
+    keeper=None if part.is_chief else 'worker:0',
   )
   steps = saved.over(curve.over(part.stages(steps)))
   evaluating = create_evaluating(part, options, step, epoch_size, curve, record)
@@ -303,7 +305,7 @@ def plan_work(
       epoch_size = pipeline.epoch_size
   work = flags.steps.plan(options, epoch_size, done, images)
   if not work.num_steps:
-    raise Finished(flags.steps.finished(options, done, images))
+    raise Finished(f'Nothing to do: {flags.steps.finished(options, done, images)}')
   return work
 
 
@@ -496,7 +498,7 @@ def begin(arguments: Sequence[str], options: flags.Options) -> dict[str, Any]:
 @contextlib.contextmanager
 def recorded(options: flags.Options, record: dict[str, Any]) -> Iterator[None]:
   """Writes the result file, whichever way the run ends."""
-  kinds = {saving.Stopped: 'stopped', Finished: 'finished'}
+  kinds = {saving.Stopped: 'stopped', process.Terminated: 'stopped', Finished: 'finished'}
   try:
     yield
     record['status'] = 'ok'

@@ -31,6 +31,7 @@ class Saving:
     facts: what to keep of the training beside its values.
     record: gets the path of the last one.
     stage: tells others that a checkpoint is being written, while it lasts.
+    keeper: the task that keeps checkpoints for all, if it is another one.
   """
 
   def __init__(
@@ -46,11 +47,12 @@ class Saving:
     facts: Callable[[], dict[str, float]] = dict,
     record: dict[str, Any],
     stage: Callable[[str], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    keeper: str | None = None,
   ):
     self._step, self._pipeline, self._stop, self._stage = step, pipeline, stop, stage
     self._every_steps, self._every_s = every_steps, every_s
     self._agrees = hasattr(step, 'stopped')
-    self._facts, self._record = facts, record
+    self._facts, self._record, self._keeper = facts, record, keeper
     self._directory = directory
     self._writer = None if directory is None else hpm.checkpoint.Writer(directory, keep or None)
     self._path: str | None = None
@@ -92,7 +94,8 @@ class Saving:
 
   def _end(self) -> None:
     if self._writer is None:
-      raise Stopped('stopped by SIGTERM; nothing is kept')
+      kept = 'nothing is kept' if self._keeper is None else f'{self._keeper} says what is kept'
+      raise Stopped(f'stopped by SIGTERM; {kept}')
     self._save()
     path = self._written()
     raise Stopped(

@@ -23,6 +23,7 @@ __all__ = ['EXIT_CODE', 'GRACE_S', 'ORDERLY', 'Guard', 'warnings', 'watched']
 
 EXIT_CODE = 3  # of a process that ends because another task has died
 GRACE_S = 2.0  # for the main thread to end by itself
+_PATIENCE_S = 5.0  # of waiting for others without a word
 ORDERLY = (saving.Stopped,)  # after these the others are not to be told of an error
 _EXPLAINED_S = 5.0  # for the heartbeat to name who caused an error in TensorFlow
 
@@ -133,6 +134,7 @@ def watched(
   shared: Mapping[str, str],
   timeout_s: float,
   startup_timeout_s: float,
+  waiting: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> Iterator[Watch]:
   """Watches the cluster while it lasts, and waits for all tasks to come at its start.
 
@@ -140,6 +142,7 @@ def watched(
     guard: decides on each death.
     cluster, stages: as for `Guard`.
     shared, timeout_s, startup_timeout_s: as for `hpm.cluster.Watch`.
+    waiting: entered while this process waits for the others.
 
   Raises:
     UsageError, PeerError: as `Watch` does; the line of a PeerError has been printed.
@@ -154,9 +157,27 @@ def watched(
     timeout_s=timeout_s,
     startup_timeout_s=startup_timeout_s,
   ) as watch:
-    watch.wait_for_all()
+    with waiting(), _patience(watch, startup_timeout_s):
+      watch.wait_for_all()
     try:
       yield watch
     except ORDERLY:
       watch.leave()
       raise
+
+
+@contextlib.contextmanager
+def _patience(watch: Watch, limit_s: float) -> Iterator[None]:
+  """Says whom this process waits for, if that takes a while."""
+
+  def notice() -> None:
+    tasks = ', '.join(f'{task} ({watch.cluster.address_of(task)})' for task in watch.missing())
+    say(f'Notice: {watch.cluster.task} waits for {tasks}, {limit_s:g} s from its start at most')
+
+  timer = threading.Timer(_PATIENCE_S, notice)
+  timer.daemon = True
+  timer.start()
+  try:
+    yield
+  finally:
+    timer.cancel()

@@ -45,8 +45,8 @@ DISTRIBUTED_TAKERS = {
 }
 # Why not, where that needs to be said.
 _NOT_DISTRIBUTED = {
-  'variable_consistency': 'across processes each worker would have gradients in flight, and the '
-  'chief alone writes checkpoints, so none could be gone on from: drop it, or use '
+  'variable_consistency': 'does not go with a cluster: each worker would have gradients in '
+  'flight, and the chief alone writes checkpoints, so none could be gone on from: drop it, or use '
   '--cross_replica_sync=false with parameter_server',
   'staged_vars': 'is what --variable_update=distributed_replicated does across processes: its '
   'devices have the variables before a step begins, and no older ones: use that',

@@ -39,6 +39,7 @@ __all__ = ['Death', 'PeerError', 'Watch']
 _PROTOCOL = 1
 _GOODBYE_S = 3.0  # for the last words of both ends
 _BROKEN = 'has died: its connection broke'
+_OTHERWISE = 'was started otherwise than worker:0'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +96,7 @@ class Watch:
   Attributes:
     deaths: task -> its death, in the order in which they became known.
     reports: of the chief: task -> what it gave to `leave`.
+    left_at: of the chief: task -> when it called `leave`, by this process's `time.monotonic`.
     run_id: a name for this run, the same in all tasks as soon as they have joined; '' before.
 
   Raises:
@@ -117,6 +119,7 @@ class Watch:
     self.cluster = cluster
     self.deaths: dict[str, Death] = {}
     self.reports: dict[str, Any] = {}
+    self.left_at: dict[str, float] = {}
     self.run_id = uuid.uuid4().hex if cluster.is_chief else ''
     self._on_death, self._what, self._shared = on_death, what, dict(shared or {})
     self._timeout_s, self._startup_timeout_s = timeout_s, startup_timeout_s
@@ -130,6 +133,8 @@ class Watch:
     self._closing = self._over = False
     self._farewell: str | None = None  # why this task ends, if it does so with an error
     self._report: Any = None
+    self._closed_at = 0.0
+    self._facts: dict[str, str] | None = None
 
   def __enter__(self) -> Watch:
     loop = _Chief(self) if self.cluster.is_chief else _Member(self)  # a chief listens from now on
@@ -159,6 +164,22 @@ class Watch:
     """
     everyone = set(self.cluster.tasks)
     self._wait(lambda: self._joined | set(self.deaths) >= everyone)
+
+  def missing(self) -> tuple[str, ...]:
+    """The tasks that have not come yet; for who has not met the chief, that one alone."""
+    chief = self.cluster.tasks[0]
+    return tuple(self._missing()) if chief in self._joined else (chief,)
+
+  def agree(self, facts: Mapping[str, str]) -> None:
+    """Says what this worker has found out since it joined, such as how many devices it has.
+
+    Who has found something else than the chief is 'refused' then: a death of that task, in all
+    processes, its own too.
+
+    Args:
+      facts: name -> value, the same for all workers.
+    """
+    self._facts = dict(facts)
 
   def wait_for_servers(self, tasks: Iterable[str] | None = None) -> None:
     """Blocks until TensorFlow's servers of these other tasks, by default of all, can be reached.
@@ -236,6 +257,7 @@ class Watch:
       self._close()
 
   def _close(self) -> None:
+    self._closed_at = time.monotonic()
     self._closing = True
     self._thread.join(2 * _GOODBYE_S)
 
@@ -253,7 +275,10 @@ class Watch:
     if self._refusal is not None:
       return self._refusal
     for death in self.deaths.values():
-      if death.task == self.cluster.tasks[0] or death.kind in ('absent', 'refused'):
+      if death.task in (self.cluster.tasks[0], self.cluster.task) or death.kind in (
+        'absent',
+        'refused',
+      ):
         return PeerError(death)
     return None
 
@@ -262,6 +287,10 @@ class Watch:
   def _run(self, loop: Callable[[], None]) -> None:
     try:
       loop()
+    except Exception as error:  # or the others would only see that this task has fallen silent
+      reason = f'has ended with an error of its heartbeat: {type(error).__name__}: {error}'
+      self._note_death(Death(self.cluster.task, 'failed', reason))
+      raise
     finally:
       with self._changed:
         self._over = True
@@ -332,6 +361,7 @@ class _Chief:
           self._bury(task, 'silent', f'has not answered for {watch._timeout_s:g} s')
       for death in watch._take_sightings():
         self._declare(death)
+      self._compare()
       if time.monotonic() - watch._started > watch._startup_timeout_s:
         for task in watch._missing():
           self._declare(self._absence(task))
@@ -347,6 +377,15 @@ class _Chief:
       f'({cluster.address_of(task)}) has not joined within {limit:g} s: has it been started, and '
       f'does it reach the chief at {cluster.heartbeat_address}?',
     )
+
+  def _compare(self) -> None:
+    ours = self._watch._facts
+    for task, line in self._lines.items():
+      if ours is not None and line.facts is not None:
+        difference = _difference(line.facts, ours)
+        line.facts = None
+        if difference is not None:
+          self._declare(Death(task, 'refused', f'{_OTHERWISE}: {difference}', line.doing))
 
   def _accept(self, listener: socket.socket) -> None:
     try:
@@ -366,6 +405,8 @@ class _Chief:
           return
       elif 'beat' in message:
         line.doing = str(message['beat'])
+      elif 'facts' in message:
+        line.facts = dict(message['facts'])
       elif 'dead' in message:  # what shows from there alone: a server that can't be reached
         self._declare(Death(**message['dead']))
       elif 'bye' in message:
@@ -389,9 +430,10 @@ class _Chief:
       self._drop(line)
       return
     task = hello['task']
-    difference = _difference(hello, watch._hello())
+    ours = watch._hello()
+    difference = _difference({**hello, **hello['shared']}, {**ours, **ours['shared']})
     if difference is not None:
-      reason = f'was started otherwise than worker:0: {difference}'
+      reason = f'{_OTHERWISE}: {difference}'
       line.send({'refused': f'{task} {reason}'})
       self._drop(line)
       if task in watch._missing():  # otherwise it is of some other training
@@ -419,6 +461,7 @@ class _Chief:
       return
     del self._lines[task]
     self._watch.reports[task] = message.get('report')
+    self._watch.left_at[task] = time.monotonic() - message.get('ago', 0.0)
     self._watch._note_left(task)
     self._drop(line)
     self._tell({'left': task})
@@ -473,7 +516,8 @@ class _Member:
     line.send({'hello': watch._hello()})
     try:
       if self._stay(line):
-        line.send({'bye': watch._farewell, 'report': watch._report})
+        ago = time.monotonic() - watch._closed_at
+        line.send({'bye': watch._farewell, 'report': watch._report, 'ago': ago})
         line.finish()
         line.drain(time.monotonic() + _GOODBYE_S)
     finally:
@@ -483,6 +527,7 @@ class _Member:
     """Hears and speaks until this process leaves (True), or there is nobody to hear it (False)."""
     watch = self._watch
     pacer = Pacer(watch._interval_s, watch._timeout_s)
+    told: dict[str, str] | None = None
     with selectors.DefaultSelector() as selector:
       selector.register(line.connection, selectors.EVENT_READ)
       while True:
@@ -504,6 +549,9 @@ class _Member:
         for death in watch._take_sightings():
           line.send({'dead': dataclasses.asdict(death)})
           watch._note_death(death)
+        if told is not watch._facts:
+          told = watch._facts
+          line.send({'facts': told})
         if watch._closing:
           return True
 
@@ -555,10 +603,9 @@ class _Member:
 
 def _difference(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str | None:
   """What a task was started with otherwise than the chief, in words."""
-  a, b = ({**hello, **hello['shared']} for hello in (theirs, ours))
-  for name in dict.fromkeys((*b, *a)):
-    if name not in ('task', 'shared') and a.get(name) != b.get(name):
-      return f'{name} {_text(a.get(name))} instead of {_text(b.get(name))}'
+  for name in dict.fromkeys((*ours, *theirs)):
+    if name not in ('task', 'shared') and theirs.get(name) != ours.get(name):
+      return f'{name} {_text(theirs.get(name))} instead of {_text(ours.get(name))}'
   return None
 
 

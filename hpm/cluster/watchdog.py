@@ -9,7 +9,7 @@ from hpm import errors
 
 __all__ = ['STAGES', 'Stages']
 
-STAGES = ('start', 'data', 'staging', 'step', 'checkpoint', 'evaluation', 'end')
+STAGES = ('start', 'service', 'data', 'staging', 'step', 'checkpoint', 'evaluation', 'end')
 
 
 class Stages:

@@ -20,6 +20,7 @@ class Line:
     heard: when something was last received, by `time.monotonic`.
     task: who is at the other end; None until it has introduced itself.
     doing: what it said last that it is doing.
+    facts: what it has said of itself and nobody has compared yet.
   """
 
   def __init__(self, connection: socket.socket):
@@ -29,6 +30,7 @@ class Line:
     self.heard = time.monotonic()
     self.task: str | None = None
     self.doing = ''
+    self.facts: dict[str, Any] | None = None
     self._received = b''
 
   def send(self, message: Mapping[str, Any]) -> None:

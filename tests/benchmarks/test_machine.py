@@ -1,6 +1,7 @@
 """What is said of the machine, and of who else uses it."""
 
 import os
+from pathlib import Path
 import subprocess
 import sys
 import time
@@ -8,6 +9,8 @@ import time
 import pytest
 
 from benchmarks import machine
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_facts_are_read_without_tensorflow():
@@ -48,3 +51,37 @@ def test_what_other_processes_use_is_seen_and_what_this_one_uses_is_not():
   quiet = machine.Load(before.machine + own, after.process)  # all of it this process's own
   assert machine.other_load(before, quiet, wall) == pytest.approx(0.0, abs=1e-9)
   assert machine.other_load(None, after, wall) is None
+
+
+def test_the_tasks_of_a_local_cluster_are_no_others(tmp_path):
+  program = tmp_path / 'task.py'
+  program.write_text(
+    'import sys, time\n'
+    'from benchmarks import machine\n'
+    'before, begun = machine.load(), time.perf_counter()\n'
+    'while sys.argv[1] == "burn" and time.perf_counter() < begun + 2: pass\n'
+    'time.sleep(3 if sys.argv[1] == "look" else 0)\n'
+    'wall = time.perf_counter() - begun\n'
+    'after = machine.load()\n'
+    'print(after.process - before.process if sys.argv[1] == "look" else 0)\n'
+  )
+  parent = (
+    'import os, subprocess, sys\n'
+    'env = {**os.environ, **eval(sys.argv[2])(os.getpid())}\n'
+    'both = [subprocess.Popen([sys.executable, sys.argv[1], what], env=env, text=True,\n'
+    '        stdout=subprocess.PIPE) for what in ("look", "burn")]\n'
+    'print(sum(float(one.communicate()[0]) for one in reversed(both)))\n'
+  )
+  seen = [
+    float(
+      subprocess.run(
+        [sys.executable, '-c', parent, str(program), variable],
+        env={**os.environ, 'PYTHONPATH': str(ROOT)},
+        check=True,
+        capture_output=True,
+        text=True,
+      ).stdout
+    )
+    for variable in (f'lambda pid: {{"{machine.STARTED_BY}": str(pid)}}', 'lambda pid: {}')
+  ]
+  assert seen[0] > 0.5 > seen[1]  # the other task has ended before the second look

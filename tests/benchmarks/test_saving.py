@@ -122,7 +122,7 @@ def test_sigterm_ends_a_run_cleanly_and_the_same_command_goes_on(kept, tmp_path,
   assert checkpoints(train) == sorted([f'ckpt-{step}', f'ckpt-{step + 2}'])
 
 
-class Noted(list):
+class Noted(process.Terminations):
   """A list of signals that fills after so many looks at it."""
 
   def __init__(self, after):

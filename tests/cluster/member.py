@@ -45,6 +45,10 @@ def main() -> int:
           watch.leave(json.loads(argument or 'null'))
           say(f'reports {json.dumps(watch.reports, sort_keys=True)}')
           return 0
+        elif verb == 'agree':
+          watch.agree(json.loads(argument))
+        elif verb == 'missing':
+          say(f'missing {watch.missing()}')
         elif verb == 'fail':
           raise RuntimeError(argument)
         elif verb == 'end':

@@ -112,8 +112,9 @@ def test_lines_total_and_results_of_all_workers(tmp_path):
   assert chief['step_images'] == other['step_images'] == [4] * 6
   assert chief['losses'] == other['losses']
   slowest = max(chief['loop_wall_s'], other['loop_wall_s'])
-  assert chief['images_per_second_total'] == pytest.approx(48 / slowest)
-  assert float(totals[0][1]) == pytest.approx(48 / slowest, abs=0.01)
+  total = chief['images_per_second_total']  # from the first to begin to the last to end
+  assert 0.7 * 48 / slowest < total < 1.001 * 48 / slowest
+  assert float(totals[0][1]) == pytest.approx(total, abs=0.01)
 
 
 def test_the_same_command_goes_on_over_parameter_servers(sample, tmp_path):

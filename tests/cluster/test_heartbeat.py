@@ -340,6 +340,55 @@ def test_strangers_at_the_port_disturb_nobody(start):
   assert members[0].deaths() == members[1].deaths() == []
 
 
+@pytest.mark.parametrize('first', [0, 1])
+def test_a_worker_that_finds_another_number_of_devices_is_refused_by_all(start, first):
+  members = start(3)
+  gathered(members)
+  for member in (members[first], members[2], members[1 - first]):
+    member.tell(f'agree {json.dumps({"--num_gpus": "2" if member is members[1] else "1"})}')
+    member.expect('agree done')
+  reason = 'dead worker:1 was started otherwise than worker:0: --num_gpus 2 instead of 1'
+  for member in members:  # itself too, which may be blocked in a step
+    assert member.expect('dead').startswith(reason)
+
+
+@pytest.mark.filterwarnings('ignore::pytest.PytestUnhandledThreadExceptionWarning')
+def test_an_error_of_the_heartbeat_itself_is_a_death_that_is_told():
+  cluster = Cluster('worker', 0, [f'127.0.0.1:{port}' for port in listening.free_ports(2)])
+  deaths: list[heartbeat.Death] = []
+
+  def what() -> str:
+    raise RuntimeError('no words')
+
+  with (
+    pytest.raises(heartbeat.PeerError, match='RuntimeError: no words'),
+    heartbeat.Watch(cluster, on_death=deaths.append, what=what, timeout_s=1.0) as watch,
+  ):
+    watch.wait_for_all()
+  assert [death.task for death in deaths] == ['worker:0']
+
+
+def test_it_is_known_who_is_missing(start):
+  (late,) = start(2, only='worker:1')
+  late.expect('started')
+  late.tell('missing')
+  assert late.expect('missing') == "missing ('worker:0',)"
+
+
+def test_the_chief_knows_when_others_have_left():
+  hosts = [f'127.0.0.1:{port}' for port in listening.free_ports(2)]
+  chief, other = (
+    heartbeat.Watch(Cluster('worker', i, hosts), on_death=lambda death: None) for i in (0, 1)
+  )
+  with chief:
+    with other:
+      chief.wait_for_all()
+      left = time.monotonic()
+    time.sleep(0.5)
+    chief.wait_until_left(['worker:1'])
+    assert chief.left_at['worker:1'] == pytest.approx(left, abs=0.1)
+
+
 def test_a_server_that_can_not_be_reached_is_named_to_all(start):
   members = start(2, 1, startup_timeout_s=4.0)
   gathered(members)
