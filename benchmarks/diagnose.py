@@ -43,6 +43,7 @@ __all__ = ['Probe', 'main', 'measure', 'show', 'times_of']
 ROUNDS = 3
 ROUND_S = 1.0  # of each part
 MOST_STEPS = 1000
+LOOP = 5  # steps in the graph
 MATRIX = 4096
 _READ = 16  # records at a time
 
@@ -50,23 +51,26 @@ Measured = Mapping[str, list[float]]
 
 
 class Probe:
-  """One part: `run(n)` does it for n steps, at least `least`; so many as a round takes."""
+  """One part: `run(n)` does it for n steps, some multiple of `chunk`; so many as a round takes."""
 
-  def __init__(self, run: Callable[[int], object], least: int = 1):
+  def __init__(self, run: Callable[[int], object], chunk: int = 1):
     self._run = run
-    self._least = self.steps = least
+    self._chunk = self.steps = chunk
 
   def start(self) -> None:
     """The first steps: those that trace and fill, and those that say how long one takes."""
-    self._run(self._least)
+    self._run(self._chunk)
     begun = time.perf_counter()
-    self._run(self._least)
-    one = max(1e-9, time.perf_counter() - begun) / self._least
-    self.steps = min(MOST_STEPS, max(self._least, int(ROUND_S / one)))
+    self._run(self._chunk)
+    one = max(1e-9, time.perf_counter() - begun) / self._chunk
+    self.steps = self._whole(min(MOST_STEPS, ROUND_S / one))
+
+  def _whole(self, steps: float) -> int:
+    return max(1, int(steps / self._chunk)) * self._chunk
 
   def measure(self) -> tuple[float, float]:
     """Wall and processor seconds a step."""
-    self._run(max(self._least, self.steps // 2))  # takes what was made ready in others' turns
+    self._run(self._whole(self.steps / 2))  # takes what was made ready in others' turns
     wall, cpu = time.perf_counter(), time.process_time()
     self._run(self.steps)
     return (
@@ -131,13 +135,13 @@ def measure(
   ready = tf.data.Dataset.from_tensors(tuple(map(tf.identity, batch))).repeat()
   probes = {
     'step': Probe(_stepping(whole.run(ready))),
-    'loop': Probe(lambda n: _last(whole.run(ready, n, steps_per_call=n)), least=2),
+    'loop': Probe(_stepping(whole.run(ready, steps_per_call=LOOP)), LOOP),
     'transfer': Probe(_copying(batch, devices)),
     'product': Probe(_multiplying(devices, options.precision)),
   }
   if options.variable_update != 'independent' and len(devices) > 1:
     alone = step_of('independent')
-    probes['alone'] = Probe(lambda n: _last(alone.run(ready, n, steps_per_call=n)), least=2)
+    probes['alone'] = Probe(_stepping(alone.run(ready, steps_per_call=LOOP)), LOOP)
   if real:
     probes['run'] = Probe(_stepping(whole.run(pipeline.dataset().repeat())))
     probes['input'] = Probe(_taking(pipeline.dataset().repeat(), len(devices)))
@@ -191,11 +195,6 @@ def _stepping(steps: Iterator[Any]) -> Callable[[int], object]:
     return float(last.loss)  # waits for it
 
   return run
-
-
-def _last(steps: Iterator[Any]) -> float:
-  *_, last = steps
-  return float(last.loss)
 
 
 def _taking(dataset: Any, batches_a_step: int) -> Callable[[int], object]:

@@ -29,7 +29,9 @@ def test_what_differs_is_said_with_both_values():
   found = compared('--batch_size=64', '--preset=dgx1_p100/vgg16', '--num_gpus=2', '--xla')
   assert found['name'] == 'dgx1_p100/vgg16'
   assert found['differs'] == ['devices 2 (there 8)', 'xla true (there false)']
-  real = compared('--batch_size=64', '--data_dir=.', '--num_runs=5', devices=3)
+  real = compared(
+    *('--batch_size=64', '--data_dir=.', '--data_name=imagenet', '--num_runs=5'), devices=3
+  )
   assert real['name'].endswith('/real')
   assert 'devices 3 (there 4)' in real['differs']
   assert 'optimizer momentum (there sgd)' in real['differs']
