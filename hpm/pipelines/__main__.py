@@ -7,6 +7,7 @@ wrong usage, 130 for Ctrl-C, 1 for everything else.
 """
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
@@ -68,7 +69,8 @@ def _make_directories(args: argparse.Namespace) -> None:
   for name in ('out', 'json'):
     path = getattr(args, name, None)
     if path is not None:
-      os.makedirs(os.path.dirname(path.rstrip('/')) or '.', exist_ok=True)
+      with contextlib.suppress(FileExistsError, NotADirectoryError):  # the command says so better
+        os.makedirs(os.path.dirname(path.rstrip('/')) or '.', exist_ok=True)
 
 
 if __name__ == '__main__':

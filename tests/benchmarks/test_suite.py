@@ -83,6 +83,7 @@ def test_the_method_is_the_page_s(tmp_path):
 
 
 def test_each_cell_has_the_configuration_of_the_page(tmp_path):
+  (tmp_path / 'train-00000-of-00001').touch()
   cells = options(f'--data_dir=imagenet={tmp_path}', '--num_gpus=2')
   for cell in cells.cells():
     parsed = flags.parse(matrix.command(cell, cells))

@@ -187,7 +187,7 @@ def test_a_task_that_never_comes_is_named(start):
       'the chief at 127.0.0.1:'
     )
     assert member.code() == 4
-    assert len(member.deaths()) == 1
+    assert member.deaths()[0].startswith('dead ps:0')  # who ends for it may come after it
 
 
 def test_a_chief_that_never_comes_is_named(start):

@@ -17,6 +17,7 @@ def test_the_slurm_script_gives_each_node_a_worker_and_a_parameter_server(monkey
   text = (EXAMPLES / 'slurm.sh').read_text()
   assert subprocess.run(['bash', '-n', EXAMPLES / 'slurm.sh'], check=False).returncode == 0
   settings = dict(re.findall(r'#SBATCH --([a-z-]+)=(\S+)', text))
+  (tmp_path / 'train-00000-of-00001').touch()
   command = shlex.split(text[text.index('srun') :].replace('\\\n', ' '))
   arguments = [
     re.sub(r'\$\w+_DIR', str(tmp_path), word) for word in command[command.index('python') + 2 :]
