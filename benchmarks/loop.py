@@ -46,7 +46,7 @@ class Step(NamedTuple):
   settled: bool = True
 
 
-def _alone(images: int, seconds: float) -> tuple[float, str]:
+def _alone(images: int, seconds: float, ago: float = 0.0) -> tuple[float, str]:
   total = images / seconds
   return total, speed.summary(total)
 
@@ -122,7 +122,7 @@ def measure(
   lines: flags.lines.Lines,
   record: dict[str, Any],
   started: float,
-  rate: Callable[[int, float], tuple[float, str]] = _alone,
+  rate: Callable[[int, float, float], tuple[float, str]] = _alone,
 ) -> None:
   """Warm-up, then the timed steps, with their lines.
 
@@ -133,7 +133,8 @@ def measure(
     lines: what is printed.
     record: gets the throughput and what belongs to it.
     started: when the run did, by `time.perf_counter`.
-    rate: from this process's timed images and seconds to the total a second, and its line.
+    rate: from this process's timed images, their seconds and how long ago those ended to the total
+      a second, and its line.
 
   Raises:
     DataError: nothing was left to be timed.
@@ -224,10 +225,10 @@ def report(
   record: dict[str, Any],
   timed: speed.Speed,
   clock: _Clock,
-  rate: Callable[[int, float], tuple[float, str]] = _alone,
+  rate: Callable[[int, float, float], tuple[float, str]] = _alone,
 ) -> None:
   """Prints and keeps the throughput, and what makes it doubtful."""
-  total, summary = rate(sum(timed.images), clock.wall)
+  total, summary = rate(sum(timed.images), clock.wall, clock.ago)
   say(summary)
   record |= throughput(timed)
   record |= {
@@ -293,6 +294,11 @@ class _Clock:
   def stop(self) -> None:
     self.wall = time.perf_counter() - self._wall
     self.cpu = time.process_time() - self._cpu
+
+  @property
+  def ago(self) -> float:
+    """Seconds since the last `stop`."""
+    return time.perf_counter() - self._wall - self.wall
 
   @property
   def other(self) -> float | None:

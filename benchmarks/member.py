@@ -68,8 +68,13 @@ class Alone:
     del name, detail
     return contextlib.nullcontext()
 
-  def total(self, images: int, seconds: float) -> tuple[float, str]:
-    """Of this process's timed images and seconds: images a second of all workers, and its line."""
+  def total(self, images: int, seconds: float, ago: float) -> tuple[float, str]:
+    """Images a second of all workers, and its line.
+
+    Args:
+      images, seconds: of this process's timed loop.
+      ago: seconds since its end.
+    """
     total = images / seconds
     return total, speed.summary(total)
 
@@ -151,24 +156,25 @@ class Worker(Alone):
   def stage(self, name, detail=''):
     return self._stages.stage(name, detail)
 
-  def total(self, images, seconds):
+  def total(self, images, seconds, ago):
     """The chief's is that of all workers, and comes when they are done; others give their own.
 
     The wall time behind it is that from the first to begin to the last to end: asynchronous workers
     need not train at the same time.
     """
-    ended = time.monotonic()
+    ended = time.monotonic() - ago
     own = images / seconds
     line = f'images/sec of {self._cluster.task}: {own:.2f}'
     if not self.is_chief:
-      self._watch.leave({'images': images, 'seconds': seconds})
+      self._watch.leave({'images': images, 'seconds': seconds, 'ago': ago})
       return own, line
     workers = [f'worker:{i}' for i in range(1, self.num_workers)]
     self._watch.wait_until_left(workers)
     loops = [(ended, images, seconds)]
     for worker, report in self._watch.reports.items():
       if report is not None:  # it has trained
-        loops.append((self._watch.left_at[worker], report['images'], report['seconds']))
+        end = self._watch.left_at[worker] - report['ago']
+        loops.append((end, report['images'], report['seconds']))
     wall = max(end for end, _, _ in loops) - min(end - seconds for end, _, seconds in loops)
     total = sum(images for _, images, _ in loops) / wall
     return total, f'{line}\n{speed.summary(total)}'

@@ -157,13 +157,24 @@ def resume(
     done, position = step.progress()
   if not found and not (worker and position):
     return 0, 0
-  state = facts.get('pipeline') or pipeline.state(position)
+  own = pipeline.state(position)
+  state = facts.get('pipeline') or own
+  before, now = (one.get('num_shards', 1) for one in (state, own))
+  if before != now:
+    raise UsageError(
+      f'{path} is of a training by {_workers(before)}, each with a share of the data, and now '
+      f'there would be {_workers(now)}: start as many as before, or begin in another --train_dir'
+    )
   try:
     pipeline.restore(state)
   except UsageError as error:
     raise UsageError(f'{path} does not fit the data of this run: {error}') from None
   say(f'Going on after step {done}, {position} images')
   return done, position
+
+
+def _workers(count: int) -> str:
+  return '1 worker' if count == 1 else f'{count} workers'
 
 
 def _shares(samples: int, num_workers: int, known: Sequence[int]) -> list[int]:

@@ -83,9 +83,9 @@ def test_the_total_is_over_the_time_from_the_first_to_the_last(pause_s):
   with watches[0], watches[1]:
     watches[0].wait_for_all()
     ended = time.monotonic()
-    assert other.total(30, 1.0)[0] == 30.0
+    assert other.total(30, 1.0, 0.5)[0] == 30.0
     time.sleep(pause_s)
     between = time.monotonic() - ended
-    total, lines = chief.total(20, 1.0)
+    total, lines = chief.total(20, 1.0, 0.5)
   assert total == pytest.approx(50 / (1.0 + between), rel=0.05)
   assert lines.splitlines()[0] == 'images/sec of worker:0: 20.00'
