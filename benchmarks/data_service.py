@@ -14,6 +14,8 @@ On several, first the dispatcher, which must know all workers, then each worker 
 Workers read the data by the path that the training names. It serves until it is ended by SIGTERM or
 an interrupt. There is no authentication: keep it in a private network.
 
+A worker waits a minute for its dispatcher.
+
 Exit code: 0 ended by a signal; 1 one of its processes has died; 2 flags that can't work.
 """
 
@@ -25,7 +27,7 @@ import threading
 
 from absl import flags
 
-from benchmarks import command, local_cluster
+from benchmarks import command, local_cluster, process
 from benchmarks.loop import say
 from hpm.cluster import listening, spec
 from hpm.errors import UsageError
@@ -55,14 +57,14 @@ def parse(arguments: Sequence[str]) -> flags.FlagValues:
   command.parse(values, arguments)
   if not values.address:
     raise UsageError('--address is missing: host:port to listen at, such as 127.0.0.1:5050')
+  if values.num_workers is not None and values.num_workers < 1:
+    raise UsageError(f'--num_workers={values.num_workers}: 1 or more is needed')
   roles = [name for name in ('num_workers', 'workers', 'dispatcher') if values[name].value]
   if len(roles) != 1:
     raise UsageError(
       'give one of --num_workers=N, all on this machine; --workers=HOST:PORT,..., the dispatcher '
       'of these; --dispatcher=HOST:PORT, a worker of that one'
     )
-  if (values.num_workers or 1) < 1:
-    raise UsageError(f'--num_workers={values.num_workers}: 1 or more is needed')
   spec.parse_address(values.address, '--address')
   for name in ('workers', 'dispatcher'):
     for host in spec.parse_hosts(values[name].value or ''):
@@ -81,7 +83,6 @@ def main(arguments: Sequence[str]) -> int:
   if values.num_workers:
     return _all_here(values.address, values.num_workers)
   _serve(address, values.dispatcher, spec.parse_hosts(values.workers or ''))
-  return 0
 
 
 def _all_here(address: str, num_workers: int) -> int:
@@ -105,35 +106,40 @@ def _serve(address: spec.Address, dispatcher: str | None, workers: Sequence[str]
   ended = threading.Event()
   for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda *_: ended.set())
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
   os.environ.setdefault('CUDA_VISIBLE_DEVICES', '-1')  # it decodes, and would take all GPU memory
-  import tensorflow as tf
+  with process.quiet():
+    import tensorflow as tf
 
-  service = tf.data.experimental.service
-  if dispatcher is None:
-    config = service.DispatcherConfig(port=address.port, worker_addresses=list(workers))
-    server = service.DispatchServer(config)
-    what = f'tf.data service: the dispatcher of {len(workers)} workers'
-  else:
-    until = spec.parse_address(dispatcher, '--dispatcher')
-    _wait_for(until, ended)
-    server = service.WorkerServer(
-      service.WorkerConfig(
-        dispatcher_address=dispatcher, worker_address=str(address), port=address.port
+    service = tf.data.experimental.service
+    if dispatcher is None:
+      config = service.DispatcherConfig(port=address.port, worker_addresses=list(workers))
+      server = service.DispatchServer(config, start=False)
+      what = f'tf.data service: the dispatcher of {len(workers)} workers'
+    else:
+      if not _answers(spec.parse_address(dispatcher, '--dispatcher'), ended):
+        return
+      server = service.WorkerServer(
+        service.WorkerConfig(
+          dispatcher_address=dispatcher, worker_address=str(address), port=address.port
+        ),
+        start=False,
       )
-    )
-    what = f'tf.data service: a worker of {dispatcher}'
+      what = f'tf.data service: a worker of {dispatcher}'
+    server.start()
   listening.restrict(address, '--address')
   say(f'{what} serves at {address}')
   ended.wait()
-  del server
+  sys.stdout.flush()
+  os._exit(0)  # the server of a worker would wait for a dispatcher that may have gone before it
 
 
-def _wait_for(address: spec.Address, ended: threading.Event) -> None:
-  """Until the dispatcher answers, which TensorFlow would wait for without a word."""
+def _answers(address: spec.Address, ended: threading.Event) -> bool:
+  """Waits for the dispatcher, as TensorFlow does without a word or an end; False: told to end."""
   for _ in range(int(_READY_S / 0.5)):
-    if listening.answers(address) or ended.wait(0.5):
-      return
+    if listening.answers(address):
+      return True
+    if ended.wait(0.5):
+      return False
   raise UsageError(f'--dispatcher={address}: nothing answers there within {_READY_S:g} s')
 
 

@@ -16,6 +16,7 @@ __all__ = [
   'Terminations',
   'devices',
   'gpu_names',
+  'quiet',
   'set_environment',
   'start_server',
   'terminations',
@@ -36,7 +37,7 @@ def set_environment(changes: Mapping[str, str | None]) -> None:
 
 def start_server(cluster: Cluster) -> None:
   """Imports TensorFlow and starts a parameter server's server, which goes with the process."""
-  with _quiet():
+  with quiet():
     from hpm.cluster import server
 
     server.start(cluster)
@@ -57,7 +58,7 @@ def devices(
   Raises:
     UsageError: TensorFlow doesn't see so many GPUs.
   """
-  with _quiet() as hidden:
+  with quiet() as hidden:
     with _without('sklearn'):
       import tensorflow as tf
 
@@ -157,7 +158,7 @@ def _without(module: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[bool]:
+def quiet() -> Iterator[bool]:
   """Holds back what C++ code writes to stderr; shows it if the block fails for no known reason.
 
   TensorFlow's own variable for it doesn't reach the lines that are written before its log is set

@@ -56,7 +56,7 @@ def address() -> Iterator[str]:
     service.serving(3)
     yield here
     service.process.send_signal(signal.SIGTERM)
-    assert service.process.wait(120) == 0
+    assert service.process.wait(10) == 0
   finally:
     service.process.kill()
     service.process.wait()
@@ -111,6 +111,29 @@ def test_a_training_has_full_batches_without_end(address, data_dir):
   remote = create(data_dir, pipeline='service', service=address)
   shapes = {tuple(images.shape) for images, _ in remote.dataset().take(30)}
   assert shapes == {(4, 32, 32, 3)}
+
+
+def test_a_worker_that_waits_for_its_dispatcher_ends_when_told_to():
+  here, there = (f'127.0.0.1:{port}' for port in listening.free_ports(2))
+  worker = subprocess.Popen(
+    [
+      *(sys.executable, '-m', 'benchmarks.data_service'),
+      f'--address={here}',
+      f'--dispatcher={there}',
+    ],
+    cwd=ROOT,
+    env={name: value for name, value in os.environ.items() if name != 'TF_CPP_MIN_LOG_LEVEL'},
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+  try:
+    with pytest.raises(subprocess.TimeoutExpired):
+      worker.wait(15)  # it imports TensorFlow, and waits
+    worker.send_signal(signal.SIGTERM)
+    _, err = worker.communicate(timeout=10)
+    assert (worker.returncode, err) == (0, '')
+  finally:
+    worker.kill()
 
 
 @pytest.mark.long
