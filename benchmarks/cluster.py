@@ -39,6 +39,7 @@ __all__ = ['TWINS', 'main', 'measure', 'shared_bytes']
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_S = 150.0
+_WAITING = 4  # threads beside the cores', for the towers that wait
 TWINS = {
   'parameter_server, 1 device': SYNC_REPLICAS,
   'distributed_replicated, 1 device': SYNC_REPLICAS,
@@ -101,11 +102,14 @@ def measure(
     'backprop_ms': backprop_ms,
   }
   tasks = [f'worker:{i}' for i in range(num_workers)] + [f'ps:{i}' for i in range(servers)]
+  environment = {**os.environ, 'TF_CPP_MIN_LOG_LEVEL': '2'}
+  if backprop_ms:  # what waits keeps a thread of TensorFlow's, and a machine of two cores has two
+    environment.setdefault('TF_NUM_INTEROP_THREADS', str(_WAITING + (os.cpu_count() or 1)))
   started = {
     task: subprocess.Popen(
       [sys.executable, '-m', 'benchmarks.cluster_worker', json.dumps({'task': task, **settings})],
       cwd=ROOT,
-      env={**os.environ, 'TF_CPP_MIN_LOG_LEVEL': '2'},
+      env=environment,
       stdout=subprocess.PIPE,
       stderr=subprocess.PIPE,
       text=True,
