@@ -20,7 +20,9 @@ without_driver = pytest.mark.skipif(
 def test_make_says_so_before_it_installs_anything(tmp_path):
   for name in ('Makefile', 'setup.py', 'pyproject.toml'):
     shutil.copy(gpu_check.ROOT / name, tmp_path)
-  done = subprocess.run(['make', '--no-print-directory', 'gpu-check'], cwd=tmp_path, capture_output=True, text=True)
+  done = subprocess.run(
+    ['make', '--no-print-directory', 'gpu-check'], cwd=tmp_path, capture_output=True, text=True
+  )
   assert done.returncode
   assert done.stdout == ''
   assert done.stderr.startswith('make: gpu-check needs a machine with at least one NVIDIA GPU')
