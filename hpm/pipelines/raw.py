@@ -55,30 +55,39 @@ class RawSource(sources.RandomAccess):
       raise UsageError(f'data_dir={data_dir!r}: give the directory of the {split}-*.raw files')
     self.origin, self.split = os.fspath(data_dir), split
     self._paths = _paths(self.origin, split)
+    self._opened: dict[int, raw_file.RawFile] = {}
 
   @property
   def files(self) -> Sequence[str]:
     return self._paths
 
-  @functools.cached_property
-  def opened(self) -> list[raw_file.RawFile]:
-    """The files, mapped into memory."""
-    return [raw_file.RawFile(path) for path in self._paths]
+  def opened(self, file: int) -> raw_file.RawFile:
+    """A file, mapped into memory; DataError: it is damaged."""
+    if file not in self._opened:
+      self._opened[file] = raw_file.RawFile(self._paths[file])
+    return self._opened[file]
 
   def __getstate__(self) -> dict[str, Any]:
     # A mapping can't go to another process, but its file can be opened there.
-    return {name: value for name, value in self.__dict__.items() if name != 'opened'}
+    return self.__dict__ | {'_opened': {}}
 
   def count(self, strict: bool) -> list[int]:
-    del strict  # a damaged file can't be read in part: its table is at its end
-    return [len(file) for file in self.opened]
+    def count(file: int) -> int:
+      try:
+        return len(self.opened(file))
+      except DataError:
+        if strict:
+          raise
+        return 1  # it can't be read in part: its table is at its end
+
+    return [count(file) for file in range(len(self._paths))]
 
   def label_offset(self, num_classes: int) -> int:
     return 0 if num_classes == 1001 else -1
 
   def rows(self) -> tuple[np.ndarray, np.ndarray]:
     """Of all images: int32 [N, 3], label, height and width; and int64, each file's first index."""
-    tables = [file.table for file in self.opened]
+    tables = [self.opened(file).table for file in range(len(self._paths))]
     columns = [
       np.stack([table['label'], table['height'], table['width']], 1).astype(np.int32)
       for table in tables
@@ -89,18 +98,18 @@ class RawSource(sources.RandomAccess):
   def load(self, ident: tf.Tensor, item: tf.Tensor, with_boxes: bool) -> sources.Sample:
     def read(ident: np.int64) -> tuple[bytes, np.int64]:
       file, record = int(ident) >> 32, int(ident) & 0xFFFFFFFF
-      return self._encoded(file, record), np.int64(self.opened[file].table['label'][record])
+      return self._encoded(file, record), np.int64(self.opened(file).table['label'][record])
 
     encoded, label = tf.numpy_function(read, [ident], [tf.string, tf.int64], stateful=False)
     return sources.Sample(tf.ensure_shape(encoded, []), tf.ensure_shape(label, []))
 
   def _encoded(self, file: int, record: int) -> bytes:
     """Height and width, int32, and the pixels."""
-    image = self.opened[file].image(record)
+    image = self.opened(file).image(record)
     return _SIZES.pack(*image.shape[:2]) + image.tobytes()
 
   def contents(self, file: int, record: int, item: bytes | None = None) -> sources.Contents:
-    opened = self.opened[file]
+    opened = self.opened(file)
     if record >= len(opened):
       raise DataError(f'{self._paths[file]} has {len(opened)} records, so no record {record}')
     opened.check(record)
@@ -183,20 +192,20 @@ class RawPipeline(batches.BatchPipeline):
     if resize not in batches.RESIZES:
       resize = 'exact'
     super().__init__(source, functools.partial(_window, source), resize=resize, **options)
-    rows, starts = source.rows()
-    if on_device:
-      self._pack_windows(rows)
-    with tf.device('/CPU:0'):
-      self._rows, self._starts = rows, starts
-
-  def _pack_windows(self, rows: np.ndarray) -> None:
-    """Makes batches of windows in place of resized images."""
-    if self._decode_images is None or not self._training:
+    if on_device and (self._decode_images is None or not self._training):
       raise UsageError(
         "resize='device' is for training at one size, without antialias, distort_colors and "
         "bad_records='skip': leave these out, or give resize='exact'"
       )
-    height, width = rows[:, 1:].max(axis=0).tolist()
+    if self._decode_images is not None:  # otherwise a damaged file may be among them
+      self._rows, self._starts = source.rows()
+    if on_device:
+      self._pack_windows()
+
+  def _pack_windows(self) -> None:
+    """Makes batches of windows in place of resized images."""
+    assert self._decode_images is not None
+    height, width = self._rows[:, 1:].max(axis=0).tolist()
     self._image_shape = (1 + height, max(width, device_crop.HEADER // 3), 3)
     self._decode_images = functools.partial(self._decode_images, self._image_shape)
 
@@ -213,7 +222,7 @@ class RawPipeline(batches.BatchPipeline):
 def _window(source: RawSource, ident: int, window: Sequence[int]) -> np.ndarray:
   ident = int(ident)
   top, left, height, width = window
-  image = source.opened[ident >> 32].image(ident & 0xFFFFFFFF)
+  image = source.opened(ident >> 32).image(ident & 0xFFFFFFFF)
   return image[top : top + height, left : left + width]
 
 

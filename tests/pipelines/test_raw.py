@@ -2,12 +2,14 @@
 
 import os
 import pickle
+import shutil
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from hpm import errors, pipelines, placement
+from hpm.pipelines import __main__ as command_line
 from hpm.pipelines import (
   augment,
   convert,
@@ -95,6 +97,42 @@ def test_a_damaged_file_is_refused(tmp_path, damage, message):
     raw_file.RawFile(str(path))
 
 
+@pytest.mark.parametrize('pipeline', ['raw', 'tfdata', 'indexed', 'dali'])
+def test_a_damaged_file_is_left_out_where_bad_records_are(request, raw_dir, tmp_path, pipeline):
+  if pipeline == 'dali':
+    request.getfixturevalue('cpu_devices')
+    pytest.importorskip('nvidia.dali')
+  directory = str(tmp_path / 'raw')
+  shutil.copytree(raw_dir, directory)
+  path = f'{directory}/train-00000-of-00002.raw'
+  os.truncate(path, os.path.getsize(path) // 2)
+  with pytest.raises(errors.DataError, match=f'{path} is no file of raw images, or only its beg'):
+    make(directory, pipeline, num_epochs=1)
+  made = make(directory, pipeline, num_epochs=1, bad_records='skip')
+  ids = np.concatenate([batch[2].numpy() for batch in made.dataset()])
+  assert sorted(ids.tolist()) == [1 << 32 | record for record in range(32)]
+  (skipped,) = made.skipped()
+  assert skipped.what.startswith(f'{path} is no file of raw images')
+
+
+def test_the_doctor_and_the_converter_read_past_a_damaged_file(raw_dir, tmp_path, capsys):
+  directory = str(tmp_path / 'raw')
+  shutil.copytree(raw_dir, directory)
+  path = f'{directory}/train-00000-of-00002.raw'
+  open(path, 'w').close()
+  assert command_line.main(['doctor', directory]) == 1
+  printed = capsys.readouterr().out
+  assert f'{directory}, train: 32 images in 1 file\n' in printed
+  assert f'{directory}, validation: 16 images in 2 files\n' in printed
+  assert f'wrong: {path} is no file of raw images, or only its beginning: copy or conv' in printed
+  assert '1 thing wrong, 0 odd' in printed
+  out = str(tmp_path / 'out')
+  assert command_line.main(['convert', directory, out, '--format=raw', '--bad_records=skip']) == 0
+  printed = capsys.readouterr().out
+  assert f'left out: {path} is no file of raw images' in printed
+  assert '32 train and 16 validation images' in printed
+
+
 def test_a_changed_pixel_is_found_where_one_looks(tmp_path):
   path = tmp_path / 'train-00000-of-00001.raw'
   raw_file.write(str(path), some_images())
@@ -113,7 +151,7 @@ def test_images_are_shrunk_as_evaluation_does_it(sample_dir, raw_dir):
   for file, count in enumerate(original.counts):
     for record in range(count):
       contents = original.contents(file, record)
-      pixels = source.opened[position // 32].image(position % 32)
+      pixels = source.opened(position // 32).image(position % 32)
       assert min(pixels.shape[:2]) == SHORT
       wanted = augment.resize_short_side(augment.decode(tf.constant(contents.encoded)), SHORT)
       np.testing.assert_array_equal(pixels, wanted)
@@ -307,7 +345,7 @@ def test_the_doctor_tells_the_sizes_that_are_stored(raw_dir):
   report = doctor.examine('raw', options={'data_dir': raw_dir})
   sides = report.splits['train'].sides
   assert len(sides) == 64 and {min(side) for side in sides} == {SHORT}
-  wide = [
-    max(file.image(i).shape) for file in raw.RawSource(raw_dir).opened for i in range(len(file))
-  ]
+  source = raw.RawSource(raw_dir)
+  files = map(source.opened, range(len(source.files)))
+  wide = [max(file.image(i).shape) for file in files for i in range(len(file))]
   assert sorted(max(side) for side in sides) == sorted(wide)
