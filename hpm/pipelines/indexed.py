@@ -61,6 +61,13 @@ class IndexedPipeline(batches.BatchPipeline):
           f"resize={resize!r} with decoder={decoder!r}, which resizes in TensorFlow's way: "
           "install simplejpeg (pip install simplejpeg), or give resize='exact'"
         )
+    if not source.stores_files:  # its pixels are read by its own ops
+      if decoder not in ('auto', 'tensorflow') or resize != 'exact':
+        raise UsageError(
+          f'decoder={decoder!r} with resize={resize!r} is for files such as JPEGs, and '
+          f'{source.origin} holds pixels: leave both out'
+        )
+      decoder = 'tensorflow'
     if decoder == 'auto':
       by_python = 'simplejpeg' if batches.installed('simplejpeg') else 'tensorflow'
       decoder = 'native' if jpeg_native.is_built() else by_python

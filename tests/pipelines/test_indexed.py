@@ -7,6 +7,7 @@ import tensorflow as tf
 from hpm import errors, pipelines
 from hpm.pipelines import augment, batches, convert, indexed, indexed_jpeg, records
 from tests.pipelines import data
+from tests.pipelines.test_sources import write_cifar
 
 SIZE = 64
 DECODERS = ('native', 'simplejpeg', 'tensorflow')
@@ -254,6 +255,20 @@ def test_a_damaged_image_is_named(converted, tmp_path, decoder, cut):
     data.collect(pipeline, 1)
   message = str(pipeline.explain(raised.value))
   assert 'train-00000-of-00001: record 1' in message and '1.JPEG' in message
+
+
+def test_pixels_that_are_no_files_are_read_as_the_ordinary_pipeline_does(tmp_path):
+  directory = write_cifar(tmp_path, 1, [f'data_batch_{i}.bin' for i in range(1, 6)])
+  options = {'data_dir': directory, 'batch_size': 8, 'image_size': 24, 'num_epochs': 1}
+  made = [
+    pipelines.create('cifar10', pipeline=name, **options).dataset()
+    for name in ('indexed', 'tfdata')
+  ]
+  for ours, theirs in zip(*made, strict=True):
+    np.testing.assert_array_equal(ours[0], theirs[0])
+    np.testing.assert_array_equal(ours[1], theirs[1])
+  with pytest.raises(errors.UsageError, match="decoder='simplejpeg'.* holds pixels: leave both"):
+    pipelines.create('cifar10', pipeline='indexed', decoder='simplejpeg', **options)
 
 
 def test_crops_of_ops_and_of_python_agree(converted):
