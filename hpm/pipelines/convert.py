@@ -80,7 +80,7 @@ class Format(Protocol):
   def file_name(self, split: str, shard: int, num_shards: int) -> str:
     """The name of a shard."""
 
-  def write(self, path: str, items: Iterator[Item]) -> tuple[int, str]:
+  def write(self, path: str, items: Iterator[Any]) -> tuple[int, str]:
     """Writes one shard; returns the records written, and a digest of what they hold."""
 
   def check(self, path: str) -> tuple[int, str]:
@@ -149,7 +149,9 @@ def convert(
   module = _format(format)
   policy = skips.Policy.parse(bad_records)
   workers = base.positive(
-    'num_workers', base.num_cores() if num_workers is None else num_workers, 'None means one a core'
+    'num_workers',
+    base.num_cores() if num_workers is None else num_workers,
+    'leave it out for one a core',
   )
   out = os.path.abspath(out)
   found = sources_of(source, options, splits)
@@ -197,7 +199,7 @@ def sources_of(
   name: str, options: Mapping[str, Any], splits: Sequence[str] | None
 ) -> dict[str, sources.Source]:
   """The splits of a data set that are asked for, or train and validation if they are there."""
-  if splits:
+  if splits is not None:
     return {split: pipelines.source(name, split=split, **options) for split in splits}
   found, missing = {}, None
   for split in SPLITS:
@@ -232,7 +234,7 @@ def _plan(
       raise DataError(f'{source.origin} holds no records of split {split!r}')
     if isinstance(source, sources.RandomAccess):  # classes come one after the other
       random.Random(f'{_SEED}/{split}').shuffle(ids)
-    total = num_shards or -(-len(ids) // _RECORDS_PER_SHARD)
+    total = -(-len(ids) // _RECORDS_PER_SHARD) if num_shards is None else num_shards
     total = base.positive('num_shards', total, 'give shards a split')
     if total > len(ids):
       raise UsageError(f'num_shards={total}, but split {split!r} has {len(ids)} records')
@@ -255,12 +257,13 @@ def _begin(building: str, plan: Mapping[str, Any]) -> None:
   """Makes the directory of what is unfinished, or makes sure that it is of this conversion."""
   path = os.path.join(building, '.plan.json')
   if os.path.isdir(building):
-    if _read_json(path) != plan:
+    # What was finished without leaving out anything is as good where that is allowed.
+    if _read_json(path) not in (plan, {**plan, 'skip': False}):
       raise UsageError(
         f'{building} is left from another conversion: remove it, or give another OUT'
       )
-    return
-  os.makedirs(building)
+  else:
+    os.makedirs(building)
   _write_json(path, plan)
 
 
@@ -423,7 +426,9 @@ def add_arguments(parser: Any) -> None:
   """Declares the flags of the command on an argparse parser."""
   parser.add_argument('src', metavar='SRC', help='the directory of the data set')
   parser.add_argument('out', metavar='OUT', help='a new directory')
-  parser.add_argument('--format', default='tfrecord', help=f'{", ".join(FORMATS)} (default: first)')
+  parser.add_argument(
+    '--format', default='tfrecord', help=f'{", ".join(FORMATS)} (default: %(default)s)'
+  )
   detect.add_source(parser, 'SRC')
   parser.add_argument('--splits', help='such as train,validation (default: those there are)')
   parser.add_argument('--num_shards', type=int, help='a split (default: one for 1250 records)')
@@ -438,7 +443,7 @@ def run(args: Any) -> str:
     args.out,
     args.format,
     options={'data_dir': args.src},
-    splits=args.splits.split(',') if args.splits else None,
+    splits=None if args.splits is None else args.splits.split(','),
     num_shards=args.num_shards,
     num_workers=args.num_workers,
     bad_records=args.bad_records,

@@ -60,7 +60,7 @@ def splits_of(names: Iterable[str]) -> list[str]:
 
 def add_source(parser: Any, directory: str = 'DIR') -> None:
   """Declares the flag that says what a directory is; without it, `source` has to."""
-  names = ', '.join(pipelines.SOURCES)
+  names = ', '.join(name for name in pipelines.SOURCES if name != 'iterable')
   parser.add_argument(
     '--source', help=f'what {directory} is: {names} (tfds:NAME); default: what it looks like'
   )

@@ -13,6 +13,7 @@ import io
 import os
 from pathlib import Path
 import pickle
+import signal
 import subprocess
 import sys
 
@@ -43,7 +44,23 @@ class Recoder:
 
   def recode(self, jpeg: bytes) -> tuple[bytes | None, str]:
     """The file with an index, proven to give its pixels; or None, and in a line why not."""
-    return self._ask((jpeg, self._optimize))
+    for attempt in range(2):
+      child = self._child = self._child or _start()
+      try:
+        pickle.dump((jpeg, self._optimize), child.stdin)  # type: ignore[arg-type]
+        child.stdin.flush()  # type: ignore[union-attr]
+        break
+      except OSError:
+        # The file before this one ended the child after its answer.
+        self.close()
+        if attempt:
+          raise
+    try:
+      return pickle.load(child.stdout)  # type: ignore[arg-type]
+    except (EOFError, pickle.UnpicklingError):  # before its answer, or in the middle of it
+      code = child.wait()
+      self.close()
+      return None, f'libjpeg ended with code {code}'
 
   def close(self) -> None:
     """Ends the child process."""
@@ -61,25 +78,6 @@ class Recoder:
   def __exit__(self, *exception: object) -> None:
     self.close()
 
-  def _ask(self, request: tuple[bytes, bool]) -> tuple[bytes | None, str]:
-    for attempt in range(2):
-      child = self._child = self._child or _start()
-      try:
-        pickle.dump(request, child.stdin)  # type: ignore[arg-type]
-        child.stdin.flush()  # type: ignore[union-attr]
-        break
-      except OSError:
-        # The file before this one ended the child after its answer.
-        self.close()
-        if attempt:
-          raise
-    try:
-      return pickle.load(child.stdout)  # type: ignore[arg-type]
-    except (EOFError, pickle.UnpicklingError):  # before its answer, or in the middle of it
-      code = child.wait()
-      self.close()
-      return None, f'libjpeg ended with code {code}'
-
 
 def _start() -> subprocess.Popen:
   # The child finds the same hpm, wherever this process has it from.
@@ -95,18 +93,22 @@ def _start() -> subprocess.Popen:
 
 def serve() -> None:
   """Answers the requests of a `Recoder` on stdin until it is closed."""
+  signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C: whoever asks closes this
   answers = os.fdopen(os.dup(1), 'wb')
   os.dup2(2, 1)  # what a library might print is no answer
   requests = sys.stdin.buffer
 
   def answer(indexed: bytes | None, reason: str) -> None:
-    pickle.dump((indexed, reason), answers)
-    answers.flush()
+    try:
+      pickle.dump((indexed, reason), answers)
+      answers.flush()
+    except BrokenPipeError:  # whoever asked was ended
+      os._exit(1)
 
   while True:
     try:
       jpeg, optimize = pickle.load(requests)
-    except EOFError:
+    except (EOFError, pickle.UnpicklingError):  # closed, or whoever asked was ended
       return
     try:
       answer(_recode(jpeg, optimize, lambda message: answer(None, message)), '')
@@ -115,6 +117,7 @@ def serve() -> None:
 
 
 def _recode(jpeg: bytes, optimize: bool, on_error: Callable[[str], None]) -> bytes:
+  """The indexed JPEG; DataError: it can't be made. `on_error` as for `jpeg_transcode`."""
   if not jpeg.startswith(b'\xff\xd8\xff'):
     raise DataError('not a JPEG')
   pixels = _decode(jpeg)

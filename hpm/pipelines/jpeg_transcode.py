@@ -53,9 +53,7 @@ def _fields(text: str) -> list[tuple[str, Any]]:
 
 
 _COMMON = 'ptr: err mem progress client_data; int: is_decompressor global_state'
-_TABLES = """
-  byte: arith_dc_L[16] arith_dc_U[16] arith_ac_K[16]
-"""
+_TABLES = 'byte: arith_dc_L[16] arith_dc_U[16] arith_ac_K[16]'
 _SCAN = """
   int: comps_in_scan; ptr: cur_comp_info[4]; uint: MCUs_per_row MCU_rows_in_scan;
   int: blocks_in_MCU MCU_membership[10] Ss Se Ah Al
@@ -141,6 +139,7 @@ def load() -> ctypes.CDLL:
 
 
 def _candidates() -> Iterable[str]:
+  """Where libjpeg-turbo may be, best first."""
   spec = importlib.util.find_spec('PIL')
   for root in (spec and spec.submodule_search_locations) or ():
     for below in ('../pillow.libs/libjpeg*', '../Pillow.libs/libjpeg*', '.dylibs/libjpeg*'):
@@ -223,7 +222,7 @@ def transcode(
     target.write_JFIF_header = source.saw_JFIF_marker
     target.write_Adobe_marker = source.saw_Adobe_marker
     target.optimize_coding = int(optimize)
-    target.restart_interval = _interval(source, max_segments)
+    target.restart_interval = _interval_of(source, max_segments)
     library.jpeg_write_coefficients(ctypes.byref(target), arrays)
     library.jpeg_finish_compress(ctypes.byref(target))
     library.jpeg_finish_decompress(ctypes.byref(source))
@@ -239,11 +238,12 @@ def _components(source: _Decompress) -> list[_Component]:
   return list((_Component * source.num_components).from_address(source.comp_info))
 
 
-def _interval(source: _Decompress, max_segments: int) -> int:
-  components = _components(source)
+def _interval_of(source: _Decompress, max_segments: int) -> int:
+  """MCUs a segment of an image whose header has been read."""
+  parts = _components(source)
   across, down = 8, 8
-  if len(components) > 1:  # one component is never interleaved: its MCU is a block
-    across *= max(part.h_samp_factor for part in components)
-    down *= max(part.v_samp_factor for part in components)
+  if len(parts) > 1:  # one component is never interleaved: its MCU is a block
+    across *= max(part.h_samp_factor for part in parts)
+    down *= max(part.v_samp_factor for part in parts)
   num_mcus, num_rows = -(-source.image_width // across), -(-source.image_height // down)
   return interval(num_mcus, across, num_rows, max_segments)

@@ -8,29 +8,29 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from hpm.pipelines import convert, jpeg_recoder, records, to_tfrecord
+from hpm.pipelines import jpeg_recoder, records, to_tfrecord
 
-__all__ = ['PROCESSES', 'check', 'file_name', 'write']
+__all__ = ['PROCESSES', 'check', 'file_name', 'prepare', 'write']
 
 PROCESSES = False  # the work is done in a child process of each shard's own
 
 file_name = to_tfrecord.file_name
+prepare = to_tfrecord.prepare
 check = to_tfrecord.check
 
 
-def write(path: str, items: Iterator[convert.Item]) -> tuple[int, str]:
+def write(path: str, items: Iterator[bytes]) -> tuple[int, str]:
   """See `convert.Format`; every image has been decoded and compared with its original."""
   with jpeg_recoder.Recoder() as recoder:
-    return to_tfrecord.write(path, (_indexed(item, recoder) for item in items))
+    return to_tfrecord.write(path, (_indexed(record, recoder) for record in items))
 
 
-def _indexed(item: convert.Item, recoder: jpeg_recoder.Recoder) -> convert.Item:
-  encoded, _ = recoder.recode(item.contents.encoded)
+def _indexed(record: bytes, recoder: jpeg_recoder.Recoder) -> bytes:
+  """The record with an indexed JPEG, or as it is."""
+  example = tf.train.Example.FromString(record)
+  image = example.features.feature[records.ENCODED].bytes_list.value
+  encoded, _ = recoder.recode(image[0])
   if encoded is None:
-    return item
-  record = item.record
-  if record is not None:
-    example = tf.train.Example.FromString(record)
-    example.features.feature[records.ENCODED].bytes_list.value[:] = [encoded]
-    record = example.SerializeToString(deterministic=True)
-  return item._replace(record=record, contents=item.contents._replace(encoded=encoded))
+    return record
+  image[0] = encoded
+  return example.SerializeToString(deterministic=True)

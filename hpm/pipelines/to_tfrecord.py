@@ -12,7 +12,7 @@ import numpy as np
 from hpm.errors import DataError
 from hpm.pipelines import convert, records
 
-__all__ = ['PROCESSES', 'check', 'file_name', 'write']
+__all__ = ['PROCESSES', 'check', 'file_name', 'prepare', 'write']
 
 PROCESSES = False  # reading, hashing and writing let go of the interpreter's lock
 
@@ -21,19 +21,23 @@ def file_name(split: str, shard: int, num_shards: int) -> str:
   return f'{split}-{shard:05d}-of-{num_shards:05d}'
 
 
-def write(path: str, items: Iterator[convert.Item]) -> tuple[int, str]:
+def prepare(item: convert.Item) -> bytes:
+  """See `convert.Format`; the record."""
+  return _example(item) if item.record is None else item.record
+
+
+def write(path: str, items: Iterator[bytes]) -> tuple[int, str]:
   """See `convert.Format`; the digest is SHA-256 of all records."""
   count, digest = 0, hashlib.sha256()
 
-  def encoded() -> Iterator[bytes]:
+  def seen() -> Iterator[bytes]:
     nonlocal count
-    for item in items:
-      record = item.record if item.record is not None else example(item)
+    for record in items:
       digest.update(record)
       count += 1
       yield record
 
-  records.write_records(path, encoded())
+  records.write_records(path, seen())
   return count, digest.hexdigest()
 
 
@@ -46,7 +50,7 @@ def check(path: str) -> tuple[int, str]:
   return len(offsets), digest.hexdigest()
 
 
-def example(item: convert.Item) -> bytes:
+def _example(item: convert.Item) -> bytes:
   """A record with ImageNet's features.
 
   Raises:
@@ -60,7 +64,9 @@ def example(item: convert.Item) -> bytes:
   try:
     with Image.open(io.BytesIO(contents.encoded)) as image:  # reads the header alone
       width, height, mode, form = image.width, image.height, image.mode, image.format
-  except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
+  except UnidentifiedImageError:
+    raise DataError(f'image {contents.key} is no image that Pillow knows') from None
+  except (OSError, ValueError, SyntaxError) as error:
     raise DataError(f'image {contents.key}: its header cannot be read ({error})') from None
   grey = mode in ('1', 'L', 'LA', 'I;16')
   boxes = np.asarray(contents.boxes, np.float32).reshape(-1, 4)

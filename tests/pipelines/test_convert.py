@@ -128,6 +128,26 @@ def test_an_interrupted_command_says_one_line(tmp_path, monkeypatch, capsys):
   assert capsys.readouterr().err.count('\n') == 1
 
 
+@pytest.mark.parametrize('form', convert.FORMATS)
+def test_what_is_no_image_is_named_or_left_out(tmp_path, capsys, form):
+  directory = write_folder(tmp_path / 'folder', [*pictures(2), b'a note'])
+  arguments = ['convert', directory, str(tmp_path / 'out'), f'--format={form}']
+  assert command_line.main(arguments) == 1
+  place = f'{directory}/train/n2/002.JPEG: image 002.JPEG '
+  assert f'python -m hpm.pipelines: {place}' in capsys.readouterr().err
+  assert command_line.main([*arguments, '--bad_records=skip']) == 0
+  printed = capsys.readouterr().out
+  assert f'left out: {place}' in printed and '2 train images' in printed
+
+
+@pytest.mark.parametrize('flag', ['--num_shards=0', '--num_workers=0', '--splits='])
+def test_an_empty_choice_is_no_default(tmp_path, capsys, flag):
+  directory = write_folder(tmp_path / 'folder', pictures(2))
+  assert command_line.main(['convert', directory, str(tmp_path / 'out'), flag]) in (1, 2)
+  assert capsys.readouterr().err.count('\n') == 1
+  assert not os.path.exists(tmp_path / 'out')
+
+
 def test_a_shard_that_reads_back_differently_is_never_published(tmp_path, monkeypatch):
   directory = write_folder(tmp_path / 'folder', pictures())
   out, write = str(tmp_path / 'out'), to_tfrecord.write
@@ -154,7 +174,7 @@ def test_bad_records_are_named_or_left_out(tmp_path, capsys):
   out = str(tmp_path / 'out')
   assert command_line.main(['convert', directory, out]) == 1
   assert f'{path}: record 2: image odd.JPEG has 0 bytes' in capsys.readouterr().err
-  other = str(tmp_path / 'other')
+  other = out  # goes on with what is there
   assert command_line.main(['convert', directory, other, '--bad_records=skip']) == 0
   lines = capsys.readouterr().out.splitlines()
   assert lines[

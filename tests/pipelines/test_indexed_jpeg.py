@@ -4,7 +4,10 @@ import concurrent.futures
 import ctypes
 import io
 from pathlib import Path
+import pickle
 import re
+import subprocess
+import sys
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -245,6 +248,19 @@ def test_a_death_of_libjpeg_ends_neither_recoder_nor_process(recoder):
   recoder._child.kill()
   recoder._child.wait()
   recode(recoder, good)
+
+
+def test_a_recoder_whose_asker_was_ended_says_nothing():
+  program = 'from hpm.pipelines import jpeg_recoder; jpeg_recoder.serve()'
+  child = subprocess.Popen(
+    [sys.executable, '-c', program],
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+  )
+  child.stdout.close()
+  _, printed = child.communicate(pickle.dumps((data.image_bytes(), True)))
+  assert not printed
 
 
 def test_threads_have_recoders_of_their_own():
