@@ -4,8 +4,9 @@
         [--workers=8] [--json=FILE]
 
 Every record of every split is read and its checksums are verified; labels, images' kinds and sizes
-(from their headers), duplicates and index files are looked at. --decode decodes every image too.
---num_classes says what labels have to fit, --workers how many workers the files have to serve.
+(from their headers), duplicates and index files are looked at. --decode decodes every image too,
+and compares the index of an indexed JPEG with its segments. --num_classes says what labels have to
+fit, --workers how many workers the files have to serve.
 
 Exit code: 0 nothing wrong; 3 something odd, which training survives; 1 something that a pipeline
 stops at, or that makes results wrong.
@@ -24,7 +25,16 @@ import struct
 from typing import Any
 
 from hpm.errors import DataError
-from hpm.pipelines import base, convert, detect, faults, progress, records, sources
+from hpm.pipelines import (
+  base,
+  convert,
+  detect,
+  faults,
+  indexed_jpeg,
+  progress,
+  records,
+  sources,
+)
 
 __all__ = ['Finding', 'Report', 'examine']
 
@@ -54,7 +64,7 @@ class Split:
     files: name -> records that can be read.
     labels: label as stored -> images.
     kinds: such as 'JPEG RGB' -> images.
-    sides: (width, height) of each image.
+    sides: (width, height) of each image whose header says so.
     num_bytes: of all images.
     num_boxes: images that have bounding boxes.
     label_offset: what a pipeline adds to the labels.
@@ -73,7 +83,8 @@ class Split:
     self.files[path] = self.files.get(path, 0) + 1
     self.labels[contents.label] += 1
     self.kinds[kind] += 1
-    self.sides.append(side)
+    if side != (0, 0):
+      self.sides.append(side)
     self.num_bytes += len(contents.encoded)
     self.num_boxes += bool(contents.boxes)
 
@@ -115,7 +126,7 @@ def examine(
   splits: Sequence[str] | None = None,
   num_classes: int | None = None,
   decode: bool = False,
-  num_workers: int = 8,
+  num_workers: int = 1,
   max_pixels: int = faults.MAX_PIXELS,
 ) -> Report:
   """Reads a data set to its end.
@@ -130,8 +141,12 @@ def examine(
     max_pixels: height x width above which an image is refused by pipelines.
 
   Raises:
+    UsageError: a number below 1.
     DataError: there is nothing to be read at all.
   """
+  if num_classes is not None:
+    num_classes = base.positive('num_classes', num_classes, 'give the outputs of the model')
+  num_workers = base.positive('num_workers', num_workers, 'give the workers that share the files')
   found = convert.sources_of(source, options, splits)
   report = Report(next(iter(found.values())).origin)
   images: dict[bytes, tuple[str, int, int]] = {}
@@ -238,7 +253,8 @@ def _digest(encoded: bytes) -> bytes:
 
 def _kind(encoded: bytes) -> tuple[str, tuple[int, int]]:
   """What an image is and (width, height), from its header; ('unknown', (0, 0)) if it is none."""
-  return _plain_jpeg(encoded) or _kind_by_pillow(encoded)
+  kind, side = _plain_jpeg(encoded) or _kind_by_pillow(encoded)
+  return (f'{kind} indexed' if indexed_jpeg.has_index(encoded) else kind), side
 
 
 def _plain_jpeg(encoded: bytes) -> tuple[str, tuple[int, int]] | None:
@@ -307,9 +323,21 @@ def _wrong(
   if not suspicious and not decode:
     return None
   error = faults.fault(source, contents, demands)
+  if error is None and source.stores_files and not _index_fits(contents.encoded):
+    error = f'the index of image {contents.key} is not that of its segments: {source.remedy}'
   if error is None:
     return None
   return Finding('wrong', f'{source.describe(file, record)}: {error}')
+
+
+def _index_fits(encoded: bytes) -> bool:
+  """Whether an indexed JPEG's index is what its segments give; True for other files."""
+  if not indexed_jpeg.has_index(encoded):
+    return True
+  try:
+    return indexed_jpeg.add_index(indexed_jpeg.without_index(encoded)) == encoded
+  except (DataError, IndexError, ValueError, struct.error):  # numbers that lead nowhere
+    return False
 
 
 def _judge(
@@ -333,7 +361,7 @@ def _judge(
   if count < num_workers and isinstance(source, sources.RecordFiles):
     add(
       'odd',
-      f'{count} file{"s" if count > 1 else ""} for {num_workers} workers: share by record '
+      f'{_counted(count, "file")} for {num_workers} workers: share by record '
       "(shard_by='record'), or write more shards",
     )
   low, high = min(split.labels), max(split.labels)
@@ -384,10 +412,12 @@ def table(report: Report) -> str:
   for name, split in report.splits.items():
     total = sum(split.files.values())
     counts = list(split.files.values())
-    lines.append(f'{report.origin}, {name}: {total} images in {len(split.files)} files')
+    lines.append(
+      f'{report.origin}, {name}: {_counted(total, "image")} in {_counted(len(split.files), "file")}'
+    )
     if not total:
       continue
-    widths, heights = zip(*split.sides)
+    widths, heights = zip(*split.sides) if split.sides else ((0,), (0,))
     balance = sorted(split.labels.values())
     rows = [
       ('images a file', f'{min(counts)} to {max(counts)}'),
@@ -417,8 +447,12 @@ def table(report: Report) -> str:
       lines.append(f'{severity}: {len(found) - _SHOWN} more')
   wrong = sum(finding.severity == 'wrong' for finding in report.findings)
   odd = len(report.findings) - wrong
-  lines.append(f'{wrong} things wrong, {odd} odd')
+  lines.append(f'{_counted(wrong, "thing")} wrong, {odd} odd')
   return '\n'.join(lines)
+
+
+def _counted(count: int, what: str) -> str:
+  return f'{count} {what}' if count == 1 else f'{count} {what}s'
 
 
 def as_json(report: Report) -> dict[str, Any]:
@@ -454,7 +488,7 @@ def add_arguments(parser: Any) -> None:
   parser.add_argument('--splits', help='such as train,validation (default: those there are)')
   parser.add_argument('--decode', action='store_true', help='decode every image')
   parser.add_argument('--num_classes', type=int, help='outputs of the model (default: any)')
-  parser.add_argument('--workers', type=int, default=8, help='that share the files (default: 8)')
+  parser.add_argument('--workers', type=int, default=1, help='that share the files (default: 1)')
   parser.add_argument('--json', metavar='FILE', help='write the report there as well')
 
 
@@ -463,7 +497,7 @@ def run(args: Any) -> tuple[str, int]:
   report = examine(
     args.source or detect.source(args.dir),
     options={'data_dir': args.dir},
-    splits=args.splits.split(',') if args.splits else None,
+    splits=None if args.splits is None else args.splits.split(','),
     num_classes=args.num_classes,
     decode=args.decode,
     num_workers=args.workers,

@@ -16,7 +16,7 @@ import numpy as np
 
 from hpm import pipelines
 from hpm.errors import DataError
-from hpm.pipelines import base, detect, sources, tfdata
+from hpm.pipelines import base, detect, faults, sources, tfdata
 
 if TYPE_CHECKING:
   from PIL import Image
@@ -99,10 +99,13 @@ def _views(
     image_size=image_size,
     num_classes=2**31 - 1,
   )
-  return [
-    (int(ident), int(label), list(views.numpy()))
-    for views, label, ident in pipeline.views(num_views).take(num_images)
-  ]
+  try:
+    return [
+      (int(ident), int(label), list(views.numpy()))
+      for views, label, ident in pipeline.views(num_views).take(num_images)
+    ]
+  except faults.ERRORS as error:
+    raise pipeline.explain(error) from error
 
 
 def _original(

@@ -10,7 +10,7 @@ import pytest
 
 from hpm import errors
 from hpm.pipelines import __main__ as command_line
-from hpm.pipelines import doctor, records, show
+from hpm.pipelines import doctor, indexed_jpeg, jpeg_recoder, records, show
 from tests.pipelines import data
 from tests.pipelines.test_sources import write_cifar, write_folder
 
@@ -166,6 +166,32 @@ def test_kinds_are_those_that_pillow_sees():
   assert doctor._plain_jpeg(plain[:60]) is None
 
 
+def test_an_index_that_is_not_that_of_its_segments_is_wrong(tmp_path):
+  with jpeg_recoder.Recoder() as recoder:
+    good, _ = recoder.recode(data.image_bytes(300, 200))
+  where = indexed_jpeg.LENGTHS_OFFSET
+  bad = good[:where] + bytes([good[where] ^ 1]) + good[where + 1 :]
+  directory = write(tmp_path, [[data.record(good, filename='a'), data.record(bad, filename='b')]])
+  report = examine(directory, decode=True)
+  assert report.splits['train'].kinds == {'JPEG RGB indexed': 2}
+  (what,) = whats(report, 'wrong')
+  assert 'record 1: the index of image b is not that of its segments' in what
+
+
+def test_what_is_no_image_has_no_size(tmp_path):
+  directory = write(tmp_path, [[different(0), data.record(b'no image')]])
+  report = examine(directory)
+  assert report.splits['train'].sides == [(40, 30)]
+  assert '40 x 30 on average, 40 x 30 to 40 x 30' in doctor.table(report)
+
+
+@pytest.mark.parametrize('flag', ['--num_classes=0', '--num_classes=-1', '--workers=0'])
+def test_numbers_below_1_are_refused(tmp_path, capsys, flag):
+  directory = write(tmp_path, [[different(0)]])
+  assert command_line.main(['doctor', directory, flag]) == 2
+  assert f'{flag.split("=")[1]} must be at least 1' in capsys.readouterr().err
+
+
 def test_folders_and_cifar_are_read_as_well(tmp_path):
   images = [data.image_bytes(30 + i, 40, form='PNG' if i == 4 else 'JPEG') for i in range(9)]
   directory = write_folder(tmp_path / 'f', images)
@@ -214,6 +240,14 @@ def test_views_begin_with_what_the_first_epoch_sees(sample_dir):
     np.testing.assert_array_equal(views[0], expected[i])
     assert (label, ident) == (labels[i], ids[i])
     assert not np.array_equal(views[1], views[2])
+
+
+def test_a_sheet_of_a_damaged_shard_names_the_record(sample_dir, tmp_path, capsys):
+  directory = shutil.copytree(sample_dir, tmp_path / 'damaged')
+  path = str(directory / 'train-00000-of-00008')
+  data.flip_byte(path, int(records.record_offsets(path)[1]) + 300)
+  assert command_line.main(['show', str(directory), f'--out={tmp_path}/sheet.png']) == 1
+  assert capsys.readouterr().err.count('\n') == 1
 
 
 def test_a_sheet_of_evaluation_has_one_view(sample_dir):
