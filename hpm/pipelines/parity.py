@@ -21,10 +21,11 @@ import os
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from hpm import pipelines
 from hpm.errors import DataError, UsageError
-from hpm.pipelines import base, dali_graph, detect
+from hpm.pipelines import augment, base, dali_graph, detect, faults, order
 
 __all__ = ['Result', 'compare', 'picture', 'table']
 
@@ -144,10 +145,6 @@ def _seen(
   shape: Sequence[int], size: int, mode: str, seed: int, position: int
 ) -> tuple[tuple[int, ...], bool]:
   """(window, whether it is flipped) of an image of `shape` at a position of the stream."""
-  import tensorflow as tf
-
-  from hpm.pipelines import augment, order
-
   if mode == 'evaluation':
     return tuple(augment.central_source(tf.constant(shape), size).numpy().tolist()), False
 
@@ -171,8 +168,6 @@ def _by_pil(encoded: bytes, source: Any) -> np.ndarray:
     with Image.open(io.BytesIO(encoded)) as image:
       return np.asarray(image.convert('RGB'))
   except UnidentifiedImageError:
-    from hpm.pipelines import faults
-
     return faults.eagerly(source.decode, encoded).numpy()
 
 
@@ -192,11 +187,11 @@ def _resized(whole: np.ndarray, window: Sequence[int] | None, flip: bool, size: 
       image = image.take(below, axis) * (1 - weight) + image.take(above, axis) * weight
     image = np.rint(image).astype(np.uint8)
     return image[:, ::-1] if flip else image
-  height, width = whole.shape[:2]
-  scale = round(size * 256 / 224) / min(height, width)
-  sides = [round(height * scale), round(width * scale)]
-  top, left = ((side - size) // 2 for side in sides)
-  resized = Image.fromarray(whole).resize((sides[1], sides[0]), Image.Resampling.BILINEAR)
+  # As the pipelines compute: so that a half is rounded to the same side.
+  sides = np.asarray(whole.shape[:2], np.float32)
+  height, width = np.rint(sides * (np.float32(round(size * 256 / 224)) / sides.min())).astype(int)
+  top, left = (height - size) // 2, (width - size) // 2
+  resized = Image.fromarray(whole).resize((int(width), int(height)), Image.Resampling.BILINEAR)
   return np.asarray(resized)[top : top + size, left : left + size]
 
 
@@ -205,30 +200,33 @@ def table(results: Sequence[Result]) -> str:
   import rich.console
   import rich.table
 
-  shown = rich.table.Table(title='grey levels (0-255): mean, greatest')
-  for column in ('mode', 'record', 'image', 'label', 'window', *('-'.join(p) for p in _PAIRS), ''):
-    shown.add_column(column, overflow='fold')
-  for result in results:
-    labels = result.labels
-    shown.add_row(
-      result.mode,
-      os.path.basename(result.place),
-      result.key,
-      str(labels[0]) if labels[0] == labels[1] else f'{labels[0]} and {labels[1]}',
-      ' '.join(map(str, result.window))
-      + ('' if result.window == result.dali_window else f' and {result.dali_window}'),
-      *(f'{mean:.4f} {most}' for mean, most in result.differences.values()),
-      'equal' if result.agrees else 'DIFFERS',
-    )
-  console = rich.console.Console(file=io.StringIO(), width=140)
-  console.print(shown)
-  lines = [console.file.getvalue().rstrip()]  # type: ignore[attr-defined]
-  for mode, values in _summary(results).items():
-    lines.append(
-      f'{mode}: {values["agree"]} of {values["images"]} images agree; '
-      + ', '.join(f'{pair} {mean:.5f} {most}' for pair, (mean, most) in values['pairs'].items())
-    )
-  return '\n'.join(lines)
+  console = rich.console.Console(file=io.StringIO(), width=80)
+  console.print('Window: top, left, height, width. Differences in grey levels: mean, greatest.')
+  for mode, summary in _summary(results).items():
+    shown = rich.table.Table(box=None, pad_edge=False)
+    for column in (mode, 'label', 'window', *('-'.join(pair) for pair in _PAIRS), ''):
+      shown.add_column(column, overflow='fold')
+    for result in (result for result in results if result.mode == mode):
+      windows = [result.window, result.dali_window]
+      if windows[0][2:] == windows[1][2:]:  # of the whole, or of a part that DALI was handed
+        windows[1] = windows[0]
+      shown.add_row(
+        result.key or os.path.basename(result.place),
+        _both(result.labels[0], result.labels[1]),
+        _both(*(' '.join(map(str, window)) for window in windows)),
+        *(f'{mean:.4f} {most}' for mean, most in result.differences.values()),
+        'equal' if result.agrees else 'DIFFERS',
+      )
+    means = (f'{mean:.4f} {most}' for mean, most in summary['pairs'].values())
+    shown.add_row(f'{summary["agree"]} of {summary["images"]} agree', '', '', *means, '')
+    console.print()
+    console.print(shown)
+  return console.file.getvalue().rstrip()  # type: ignore[attr-defined]
+
+
+def _both(one: object, other: object) -> str:
+  """What `tfdata` and `dali` have: once if they agree."""
+  return str(one) if one == other else f'{one}, dali {other}'
 
 
 def _summary(results: Sequence[Result]) -> dict[str, dict[str, Any]]:
@@ -292,6 +290,7 @@ def picture(results: Sequence[Result], path: str) -> None:
 
 
 def add_arguments(parser: Any) -> None:
+  """Declares the flags of the command on an argparse parser."""
   parser.add_argument('data_dir', metavar='DIR', help='where the images are')
   detect.add_source(parser)
   parser.add_argument('--split', default='validation', help='train or validation (%(default)s)')

@@ -46,8 +46,7 @@ def test_the_command_writes_a_table_a_picture_and_json(sample_dir, tmp_path, cap
   arguments = ['--num_images=3', '--image_size=48', '--num_classes=7', '--split=train']
   assert command.main(['parity', sample_dir, *arguments, f'--out={sheet}', f'--json={table}']) == 0
   printed = capsys.readouterr().out
-  assert 'training: 3 of 3 images agree' in printed
-  assert 'evaluation: 3 of 3 images agree' in printed
+  assert printed.count('3 of 3 agree') == 2
   read = json.loads(table.read_text())
   assert len(read['results']) == 6
   assert read['summary']['evaluation']['pairs']['tfdata-dali'][1] <= 1
@@ -66,6 +65,19 @@ def test_pipelines_that_differ_are_shown_and_end_with_code_1(sample_dir, monkeyp
   printed = capsys.readouterr().out
   assert 'tf.data and DALI do not agree' in printed
   assert 'DIFFERS' in printed
+
+
+def test_pil_rounds_a_long_side_as_the_pipelines_do(tmp_path):
+  # 60 x 90 pixels with a short side of 73: the long one is 109.5.
+  directory = data.write_shards(tmp_path, [[data.record(data.image_bytes(90, 60))]])
+  found = parity.compare('imagenet', num_images=1, data_dir=directory, image_size=64)
+  assert found[1].mode == 'evaluation' and found[1].differences['tfdata-pil'][1] <= 1
+
+
+def test_the_table_is_80_columns_wide(results):
+  lines = parity.table(results).splitlines()
+  assert max(map(len, lines)) <= 80
+  assert sum('6 of 6 agree' in line for line in lines) == 2
 
 
 def test_images_that_are_no_jpegs_are_compared_as_well(tmp_path):
