@@ -27,8 +27,9 @@ import threading
 
 from absl import flags
 
-from benchmarks import command, local_cluster, process
+from benchmarks import command, local_cluster
 from benchmarks.loop import say
+from hpm import quiet
 from hpm.cluster import listening, spec
 from hpm.errors import UsageError
 
@@ -107,7 +108,7 @@ def _serve(address: spec.Address, dispatcher: str | None, workers: Sequence[str]
   for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda *_: ended.set())
   os.environ.setdefault('CUDA_VISIBLE_DEVICES', '-1')  # it decodes, and would take all GPU memory
-  with process.quiet():
+  with quiet.native_log():
     import tensorflow as tf
 
     service = tf.data.experimental.service

@@ -3,11 +3,10 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import os
-import shutil
 import signal
 import sys
-import tempfile
 
+from hpm import quiet
 from hpm.cluster.spec import Cluster
 from hpm.errors import UsageError
 
@@ -16,14 +15,10 @@ __all__ = [
   'Terminations',
   'devices',
   'gpu_names',
-  'quiet',
   'set_environment',
   'start_server',
   'terminations',
 ]
-
-_LEVEL = 'TF_CPP_MIN_LOG_LEVEL'
-_LEVEL_ERRORS = '2'
 
 
 def set_environment(changes: Mapping[str, str | None]) -> None:
@@ -37,7 +32,7 @@ def set_environment(changes: Mapping[str, str | None]) -> None:
 
 def start_server(cluster: Cluster) -> None:
   """Imports TensorFlow and starts a parameter server's server, which goes with the process."""
-  with quiet():
+  with quiet.native_log():
     from hpm.cluster import server
 
     server.start(cluster)
@@ -58,7 +53,7 @@ def devices(
   Raises:
     UsageError: TensorFlow doesn't see so many GPUs.
   """
-  with quiet() as hidden:
+  with quiet.native_log() as hidden:
     with _without('sklearn'):
       import tensorflow as tf
 
@@ -69,7 +64,7 @@ def devices(
     try:
       selected = hpm.devices.select(kind, count)
     except UsageError as error:
-      hint = f' ({_LEVEL}=0 shows what TensorFlow says of it)' if hidden else ''
+      hint = f' ({quiet.LEVEL}=0 shows what TensorFlow says of it)' if hidden else ''
       raise UsageError(f'{error}{hint}') from None
     if kind == 'cpu' and tf.config.list_physical_devices('GPU'):
       tf.config.set_visible_devices([], 'GPU')  # or TensorFlow would take all their memory
@@ -155,31 +150,3 @@ def _without(module: str) -> Iterator[None]:
     yield
   finally:
     del sys.modules[module]
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[bool]:
-  """Holds back what C++ code writes to stderr; shows it if the block fails for no known reason.
-
-  TensorFlow's own variable for it doesn't reach the lines that are written before its log is set
-  up. A user who sets that variable sees everything as TensorFlow decides; then this yields False.
-  """
-  if os.environ.setdefault(_LEVEL, _LEVEL_ERRORS) != _LEVEL_ERRORS:
-    yield False
-    return
-  sys.stderr.flush()
-  kept = os.dup(2)
-  with tempfile.TemporaryFile() as held:
-    os.dup2(held.fileno(), 2)
-    try:
-      yield True
-    except (UsageError, KeyboardInterrupt):
-      raise
-    except BaseException:
-      os.dup2(kept, 2)
-      held.seek(0)
-      shutil.copyfileobj(held, os.fdopen(os.dup(2), 'wb'))
-      raise
-    finally:
-      os.dup2(kept, 2)
-      os.close(kept)

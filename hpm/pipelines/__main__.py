@@ -12,7 +12,7 @@ import importlib
 import os
 import sys
 
-from hpm import errors
+from hpm import errors, quiet
 
 # name -> (module, what it does)
 COMMANDS = {
@@ -40,7 +40,10 @@ def main(argv: list[str]) -> int:
   try:
     if args.command not in COMMANDS:
       raise errors.unknown('command', args.command, COMMANDS)
-    module = importlib.import_module(COMMANDS[args.command][0])
+    with quiet.native_log():
+      module = importlib.import_module(COMMANDS[args.command][0])
+      if 'tensorflow' in sys.modules:  # it looks for GPUs when it is first used, and not quietly
+        sys.modules['tensorflow'].config.list_physical_devices()
     command = argparse.ArgumentParser(
       prog=f'{program} {args.command}',
       description=module.__doc__,
