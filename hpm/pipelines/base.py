@@ -7,6 +7,8 @@ import os
 import re
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from hpm.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -119,6 +121,13 @@ def integer(name: str, value: object, fix: str) -> int:
     return operator.index(value)  # type: ignore[arg-type]
   except TypeError:
     raise UsageError(f'{name}={value!r} is not an integer: {fix}') from None
+
+
+def flag(name: str, value: object) -> bool:
+  """`value`, True or False, or a UsageError that quotes it."""
+  if not isinstance(value, (bool, np.bool_)):
+    raise UsageError(f'{name}={value!r}: give True or False')
+  return bool(value)
 
 
 def first_line(error: BaseException) -> str:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
   'DTYPES',
   'HEADER_BYTES',
+  'INPUT',
   'INSTALL',
   'LAYOUTS',
   'build',

@@ -135,6 +135,8 @@ class DigitsPipeline(base.Pipeline):
 
   def restore(self, state: Mapping[str, int]) -> None:
     saved = _ALONE | dict(state)
+    if 'samples' not in saved:
+      raise UsageError("the position has no 'samples': it is not that of a pipeline")
     for name, value in (_ALONE | self.state(0)).items():
       if name != 'samples' and saved.get(name) != value:
         raise UsageError(
@@ -144,6 +146,7 @@ class DigitsPipeline(base.Pipeline):
     self._first_sample = int(state['samples'])
 
   def _shifted(self, image: tf.Tensor, position: tf.Tensor) -> tf.Tensor:
+    """The image, uint8 [8, 8], moved as the seed says for a position in the stream."""
     most = self._max_shift
     seed = tf.stack([tf.constant(order.subseed(self._seed, 'shift'), tf.int64), position])
     offset = tf.random.stateless_uniform([2], seed, 0, 2 * most + 1, tf.int32, alg='philox')

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from hpm.errors import UsageError
 from hpm.pipelines.normalization import normalize
 
 __all__ = ['Normalize']
@@ -13,7 +14,17 @@ __all__ = ['Normalize']
 
 @keras.saving.register_keras_serializable('hpm')
 class Normalize(keras.layers.Layer):
-  """uint8 [B, H, W, C] to the layer's compute type, in NHWC or NCHW; see `normalize`."""
+  """uint8 [B, H, W, C] to the layer's compute type, in NHWC or NCHW; see `normalize`.
+
+  Args:
+    data_format: 'NHWC' or 'NCHW', of the result.
+    mean: grey level (0-255) that becomes 0; one number or one a channel.
+    std: grey levels that make 1; one number or one a channel.
+    **kwargs: of `keras.layers.Layer`.
+
+  Raises:
+    UsageError: another data_format.
+  """
 
   def __init__(
     self,
@@ -23,6 +34,8 @@ class Normalize(keras.layers.Layer):
     **kwargs: Any,
   ):
     super().__init__(**kwargs)
+    if data_format not in ('NHWC', 'NCHW'):
+      raise UsageError(f'data_format={data_format!r}: give NHWC or NCHW')
     self.data_format, self.mean, self.std = data_format, mean, std
 
   def call(self, images: tf.Tensor) -> tf.Tensor:

@@ -34,7 +34,7 @@ import numpy as np
 from hpm.errors import DataError, UsageError
 from hpm.pipelines import base, records
 
-__all__ = ['KINDS', 'Sample', 'write_sample']
+__all__ = ['KINDS', 'Kind', 'Sample', 'write_sample']
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,8 +95,7 @@ class Sample:
 
 
 def write_sample(out: str, num_images: int = 640, seed: int = 0) -> Sample:
-  """Writes the data set; the same options give the same bytes (with the same Pillow and
-  TensorFlow).
+  """Writes the data set; the same options give the same bytes, with the same Pillow.
 
   Args:
     out: a directory that doesn't exist, is empty, or holds this very sample. It appears when
@@ -153,6 +152,7 @@ def _appearing_whole(out: str) -> Iterator[str]:
 
 
 def _splits(num_images: int) -> tuple[tuple[str, int, int], ...]:
+  """(split, images, shards) of each."""
   num_validation = num_images // 5
   return (
     ('train', num_images - num_validation, _TRAIN_SHARDS),
@@ -191,6 +191,7 @@ def _check_same(out: str, options: dict[str, int]) -> None:
 
 
 def _digest(path: str) -> str:
+  """The SHA-256 of a file."""
   with open(path, 'rb') as file:
     return hashlib.file_digest(file, 'sha256').hexdigest()
 
@@ -245,7 +246,7 @@ def _write_split(
   bounds = [count * shard // num_shards for shard in range(num_shards + 1)]
 
   # Threads do: Pillow and NumPy let go of the interpreter's lock.
-  with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+  with concurrent.futures.ThreadPoolExecutor(base.num_cores()) as pool:
     for name, start, end in zip(names, bounds, bounds[1:], strict=False):
       contents = pool.map(functools.partial(example, split), order[start:end])
       records.write_records(os.path.join(out, name), contents)

@@ -97,7 +97,9 @@ class TfDataPipeline(base.Pipeline):
       batch_size=batch_size, image_size=self._sizes[max(self._sizes)], num_classes=num_classes
     )
     self.source = source
-    self._training = source.split == 'train' if training is None else bool(training)
+    if training is None:
+      training = source.split == 'train'
+    self._training = base.flag('training', training)
     if num_epochs is not None:
       num_epochs = base.positive('num_epochs', num_epochs, 'give passes over the data, or None')
     elif not self._training:
@@ -121,8 +123,10 @@ class TfDataPipeline(base.Pipeline):
     self._size_step = base.positive(
       'size_step', batch_size if size_step is None else size_step, 'give samples of one size'
     )
-    self._with_ids, self._use_bbox = with_ids, use_bbox
-    self._antialias, self._distort_colors = antialias, distort_colors
+    self._with_ids = base.flag('with_ids', with_ids)
+    self._use_bbox = base.flag('use_bbox', use_bbox)
+    self._antialias = base.flag('antialias', antialias)
+    self._distort_colors = base.flag('distort_colors', distort_colors)
     self._order = order.Order(
       self._seed if self._training else None, shuffle_buffer, num_shards, shard_index, shard_by
     )

@@ -78,6 +78,11 @@ def test_the_layer_computes_in_its_policys_type(policy, dtype):
   np.testing.assert_array_equal(layer(IMAGES), pipelines.normalize(tf.constant(IMAGES), dtype))
 
 
+def test_the_layer_refuses_another_layout_at_once():
+  with pytest.raises(errors.UsageError, match="data_format='CHW': give NHWC or NCHW"):
+    pipelines.Normalize('CHW')
+
+
 def test_the_layer_stands_first_in_a_model_and_survives_saving(tmp_path):
   model = keras.Sequential(
     [
