@@ -49,6 +49,9 @@ setup(
     'numpy',
     'absl-py',
     'rich',
+    # What TensorFlow itself talks by, to ask a tf.data service whether it lives.
+    'grpcio',
+    'protobuf',
   ],
   extras_require={
     'gpu': ['tensorflow[and-cuda]>=2.21,<2.22'],

@@ -24,6 +24,9 @@ __all__ = ['Alone', 'Worker', 'joined', 'serve']
 class Alone:
   """One process, with all devices.
 
+  Args:
+    ending: of this process, if another one dies without which it can't go on.
+
   Attributes:
     number, num_workers: which of how many workers this is.
     is_chief: whether it reads and writes checkpoints.
@@ -34,8 +37,9 @@ class Alone:
   num_workers = 1
   is_chief = True
 
-  def __init__(self) -> None:
+  def __init__(self, ending: watching.Ending) -> None:
     self.manager_options: dict[str, Any] = {}
+    self._ending = ending
 
   def devices(self, kind: str | None, count: int | None) -> tuple[str, ...]:
     """Starts TensorFlow; device strings."""
@@ -46,6 +50,14 @@ class Alone:
 
   def pipeline_options(self, options: flags.Options) -> dict[str, Any]:
     return {}
+
+  def service(self, options: flags.Options) -> contextlib.AbstractContextManager[None]:
+    """While it lasts, the death of the tf.data service that makes its batches is noticed."""
+    address, timeout_s = options.data_service, options.heartbeat_timeout_s
+    return watching.service(address, self._ending, self._tell, timeout_s)
+
+  def _tell(self, line: str) -> None:
+    """Tells the others why this process ends."""
 
   def scope(self) -> contextlib.AbstractContextManager[None]:
     """Inside, managers and steps are made."""
@@ -87,6 +99,7 @@ class Worker(Alone):
     options: the flags.
     watch: sees who is alive.
     stages: what this process is doing.
+    ending: as for `Alone`.
     waiting: entered while it waits for the others' servers.
   """
 
@@ -96,9 +109,10 @@ class Worker(Alone):
     options: flags.Options,
     watch: hpm.cluster.Watch,
     stages: Stages,
+    ending: watching.Ending,
     waiting: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
   ):
-    super().__init__()
+    super().__init__(ending)
     self.number, self.num_workers = cluster.task_index, cluster.num_workers
     self.is_chief = cluster.is_chief
     self._cluster, self._watch, self._stages = cluster, watch, stages
@@ -132,6 +146,9 @@ class Worker(Alone):
     if options.data_service is not None:
       return {'service_job': self._watch.run_id}  # a name that the service has not seen
     return {'num_shards': self.num_workers, 'shard_index': self.number}
+
+  def _tell(self, line):
+    self._watch.fail(line)
 
   def scope(self):
     return self._runtime.scope()
@@ -205,7 +222,7 @@ def joined(
   """
   cluster = flags.cluster.cluster(options)
   if cluster is None:
-    yield Alone()
+    yield Alone(watching.Ending(last_words))
     return
   stages = Stages()
   guard = watching.Guard(
@@ -223,7 +240,7 @@ def joined(
     # TensorFlow's server does so too, but only when TensorFlow is there.
     listening.check_free(spec.parse_address(cluster.address, cluster.task), cluster.task)
     if cluster.job_name == 'worker':
-      worker = Worker(cluster, options, watch, stages, waiting)
+      worker = Worker(cluster, options, watch, stages, guard, waiting)
       yield from _working(worker, watch, guard, orderly)
       return
     serve(cluster, watch, stages)

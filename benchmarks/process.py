@@ -3,8 +3,11 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import os
+import select
 import signal
 import sys
+import threading
+import time
 
 from hpm import quiet
 from hpm.cluster.spec import Cluster
@@ -19,6 +22,9 @@ __all__ = [
   'start_server',
   'terminations',
 ]
+
+_UNHEARD_S = 2.0  # for the main thread to come back from TensorFlow, without a word
+_BUSY = 'this process ends when TensorFlow has done what it is doing, and at once at a second one'
 
 
 def set_environment(changes: Mapping[str, str | None]) -> None:
@@ -112,27 +118,73 @@ class Terminations(list[int]):
 
 
 @contextlib.contextmanager
-def terminations() -> Iterator[Terminations]:
+def terminations(last_words: Callable[[str], None] = lambda line: None) -> Iterator[Terminations]:
   """While it lasts, a SIGTERM is noted in the list that it yields; a second one ends the process.
 
+  Python's handlers run in the main thread alone, and only when TensorFlow has given it back. Where
+  that takes long, a thread says that the signal has come, and ends the process at the second one.
   In another thread than the main one, which Python lets set no handler, nothing is noted.
+
+  Args:
+    last_words: called with one line before the process is ended with its main thread in TensorFlow.
   """
   received = Terminations()
+  heard = [0]  # signals whose handlers have run
 
   def note(number: int, frame: object) -> None:
+    heard[0] += 1
     received.append(number)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     received.check()
 
+  def interrupt(number: int, frame: object) -> None:
+    heard[0] += 1
+    raise KeyboardInterrupt
+
   try:
-    before = signal.signal(signal.SIGTERM, note)
+    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, note)}
   except ValueError:
     yield received
     return
+  if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
+  reader, writer = os.pipe()
+  os.set_blocking(writer, False)
+  fd_before = signal.set_wakeup_fd(writer)
+  threading.Thread(target=_hear, args=[reader, heard, set(before), last_words], daemon=True).start()
   try:
     yield received
   finally:
-    signal.signal(signal.SIGTERM, before)
+    signal.set_wakeup_fd(fd_before)
+    os.close(writer)  # which ends the thread
+    for number, handler in before.items():
+      signal.signal(number, handler)
+
+
+def _hear(
+  reader: int, heard: list[int], numbers: set[int], last_words: Callable[[str], None]
+) -> None:
+  """Reads a byte for each signal, as it comes; see `terminations`."""
+  come = 0
+  while number := os.read(reader, 1):
+    if number[0] not in numbers:
+      continue
+    come += 1
+    name = signal.Signals(number[0]).name
+    if come - heard[0] > 1:
+      line = f'ended by a second {name}, with the main thread in TensorFlow'
+      os.write(2, f'{line}\n'.encode())
+      try:
+        last_words(line)
+      finally:
+        os._exit(128 + number[0])
+    waited_until = time.monotonic() + _UNHEARD_S
+    while heard[0] < come and time.monotonic() < waited_until:
+      if select.select([reader], [], [], 0.05)[0]:
+        break
+    if heard[0] < come:
+      os.write(2, f'Notice: {name} has come; {_BUSY}\n'.encode())
+  os.close(reader)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,8 @@ command again goes on where it was stopped:
   python benchmarks/run.py --data_dir=/tmp/sample --train_dir=/tmp/train --eval
 
 Exit code: 0 done; 1 the run failed (data, a loss that isn't finite); 2 flags that can't work;
-3 another task of the cluster died; 130 interrupted; 143 stopped by SIGTERM, after a checkpoint.
+3 another task of the cluster, or the tf.data service, died; 130 interrupted; 143 stopped by
+SIGTERM, after a checkpoint.
 """
 
 from __future__ import annotations  # hpm.TrainStep in a signature would import TensorFlow
@@ -95,7 +96,8 @@ def main(arguments: Sequence[str]) -> int:
     if options.local_cluster or flags.cluster.starts_host(options):
       return local_cluster.run(arguments, options)
     record = begin(arguments, options)
-    with recorded(options, record), process.terminations() as stop:
+    cut_short = functools.partial(write_down, options, record, 'stopped')
+    with recorded(options, record), process.terminations(cut_short) as stop:
       if options.num_runs > 1:
         runs.repeated(arguments, options.num_runs, record, stop)
       else:
@@ -128,13 +130,8 @@ def benchmark(options: flags.Options, record: dict[str, Any], stop: process.Term
   """One process's part, alone or in a cluster; what is learned on the way goes into `record`."""
   started = time.perf_counter()
   process.set_environment(flags.runtime.environment(options, dict(os.environ)))
-
-  def write_down(line: str) -> None:
-    if path := result_path(options):
-      failed = {k: v for k, v in record.items() if k not in results.THROUGHPUT}
-      results.write(path, {**failed, 'status': 'failed', 'reason': line})
-
-  with member.joined(options, write_down, (Finished, saving.Stopped), stop.at_once) as part:
+  failed = functools.partial(write_down, options, record, 'failed')
+  with member.joined(options, failed, (Finished, saving.Stopped), stop.at_once) as part:
     if part is None:
       raise Finished('Done: the training is over, and this parameter server with it')
     benchmark_as(part, options, record, stop, started)
@@ -174,10 +171,11 @@ def benchmark_as(
     say(f'Notice: {INEXACT}')
   say('=' * 10)
 
-  if options.eval:
-    evaluate(options, model, manager, pipeline, record, stop, started)
-  else:
-    measure(part, options, model, manager, pipeline, epoch_size, record, stop, started)
+  with part.service(options):
+    if options.eval:
+      evaluate(options, model, manager, pipeline, record, stop, started)
+    else:
+      measure(part, options, model, manager, pipeline, epoch_size, record, stop, started)
   note_skipped(record, pipeline)
 
 
@@ -519,6 +517,13 @@ def recorded(options: flags.Options, record: dict[str, Any]) -> Iterator[None]:
       record |= {'peak_gpu_mib': gpus} if gpus else {}
     if path := result_path(options):
       results.write(path, record)
+
+
+def write_down(options: flags.Options, record: dict[str, Any], status: str, line: str) -> None:
+  """The result file of a run whose main thread can't write it any more."""
+  if path := result_path(options):
+    known = {k: v for k, v in record.items() if k not in results.THROUGHPUT}
+    results.write(path, {**known, 'status': status, 'reason': line})
 
 
 def result_path(options: flags.Options) -> str | None:

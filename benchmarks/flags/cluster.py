@@ -112,7 +112,8 @@ def define(values: flags.FlagValues) -> None:
   flags.DEFINE_float(
     'heartbeat_timeout_s',
     10.0,
-    'A task of which nothing has been heard for so long counts as dead. Default: 10.',
+    'A task of which nothing has been heard for so long counts as dead, a process of the '
+    '--data_service too. Default: 10.',
     flag_values=values,
   )
   flags.DEFINE_float(
@@ -161,8 +162,6 @@ def cluster(options, environment: dict[str, str] | None = None) -> Cluster | Non
   Raises:
     UsageError: flags or environment name no cluster that can work, or contradict each other.
   """
-  if options.cluster_resolver is not None and options.cluster_resolver not in RESOLVERS:
-    raise errors.unknown('--cluster_resolver', options.cluster_resolver, RESOLVERS)
   environment = dict(os.environ) if environment is None else environment
   by_flags = _by_flags(options)
   resolver = options.cluster_resolver
@@ -297,8 +296,10 @@ def _local_tasks(options) -> Local:
 
 def _check_alone(options) -> None:
   mode = options.variable_update
+  served = {'heartbeat_timeout_s'} if options.data_service is not None else set()
   options.refuse_given(
-    _TUNING, 'is about a cluster, and this process trains alone: drop it, or add --worker_hosts'
+    [name for name in _TUNING if name not in served],
+    'is about a cluster, and this process trains alone: drop it, or add --worker_hosts',
   )
   options.refuse_given(
     ['cross_replica_sync'],

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
   from hpm.pipelines.device_crop import crop_on_device as crop_on_device
   from hpm.pipelines.keras_layer import Normalize as Normalize
   from hpm.pipelines.normalization import normalize as normalize
+  from hpm.pipelines.service_watch import ServiceWatch as ServiceWatch
 
 __all__ = [
   'BUILT_IN',
@@ -29,6 +30,7 @@ __all__ = [
   'SOURCES',
   'Normalize',
   'Pipeline',
+  'ServiceWatch',
   'create',
   'crop_on_device',
   'normalize',
@@ -64,6 +66,7 @@ BUILT_IN = {'digits': 'hpm.pipelines.digits:DigitsPipeline'}
 _EXPORTS = {
   'Normalize': 'hpm.pipelines.keras_layer:Normalize',
   'Pipeline': 'hpm.pipelines.base:Pipeline',
+  'ServiceWatch': 'hpm.pipelines.service_watch:ServiceWatch',
   'crop_on_device': 'hpm.pipelines.device_crop:crop_on_device',
   'normalize': 'hpm.pipelines.normalization:normalize',
 }

@@ -138,7 +138,7 @@ def test_an_evaluation_stops_too_and_keeps_nothing(monkeypatch, sample, in_proce
   train = tmp_path / 'train'
   flags = ('--model=lenet', f'--data_dir={sample}', f'--train_dir={train}', '--batch_size=2')
   assert in_process(*flags, '--num_batches=1', '--num_warmup_batches=1').code == 0
-  monkeypatch.setattr(process, 'terminations', lambda: contextlib.nullcontext(Noted(after=2)))
+  monkeypatch.setattr(process, 'terminations', lambda _: contextlib.nullcontext(Noted(after=2)))
   run = in_process(*flags, '--eval', f'--result_json={tmp_path}/run.json')
   assert run.code == 143
   assert run.errors == 'stopped by SIGTERM; nothing is kept\n'

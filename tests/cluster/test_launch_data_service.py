@@ -2,12 +2,15 @@
 
 from collections import Counter
 from collections.abc import Iterator
+import json
 import os
 from pathlib import Path
+import queue
 import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -151,6 +154,116 @@ def test_the_driver_trains_from_it_and_says_what_does_not_hold(address, data_dir
   assert done.returncode == 0, done.stderr
   assert 'Notice: a tf.data service delivers in no fixed order: a run that goes on' in done.stdout
   assert 'total images/sec' in done.stdout
+
+
+class Tree:
+  """A tf.data service of which each process can be killed or stopped."""
+
+  def __init__(self):
+    self.address, *self.workers = (f'127.0.0.1:{port}' for port in listening.free_ports(3))
+    self.services = {
+      self.address: Service(f'--address={self.address}', f'--workers={",".join(self.workers)}'),
+      **{
+        worker: Service(f'--address={worker}', f'--dispatcher={self.address}')
+        for worker in self.workers
+      },
+    }
+    for service in self.services.values():
+      service.serving(1)
+
+  def send(self, address: str, number: int) -> None:
+    self.services[address].process.send_signal(number)
+
+  def kill(self) -> None:
+    for service in self.services.values():
+      service.process.kill()
+      service.process.wait()
+
+
+@pytest.fixture
+def tree() -> Iterator[Tree]:
+  tree = Tree()
+  try:
+    yield tree
+  finally:
+    tree.kill()
+
+
+def trained(tree: Tree, data_dir: str, number: int, victim: str, *flags: str):
+  """A training, one process of whose service gets a signal in the middle."""
+  process = subprocess.Popen(
+    [
+      *(sys.executable, 'benchmarks/run.py', '--model=lenet', '--device=cpu', '--batch_size=4'),
+      *(f'--data_dir={data_dir}', f'--data_service={tree.address}', '--num_batches=1000000'),
+      *flags,
+    ],
+    cwd=ROOT,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+  try:
+    for line in process.stdout:
+      if 'images/sec' in line:
+        break
+    began = time.monotonic()
+    tree.send(victim, number)
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err, time.monotonic() - began
+  finally:
+    process.kill()
+
+
+@pytest.mark.parametrize(
+  ('victim', 'number'),
+  [
+    ('worker', signal.SIGKILL),
+    pytest.param('worker', signal.SIGSTOP, marks=pytest.mark.long),
+    pytest.param('dispatcher', signal.SIGKILL, marks=pytest.mark.long),
+    ('dispatcher', signal.SIGSTOP),
+  ],
+)
+def test_a_training_ends_with_one_line_when_its_service_dies(
+  tree, data_dir, tmp_path, victim, number
+):
+  address = tree.address if victim == 'dispatcher' else tree.workers[1]
+  file = tmp_path / 'run.json'
+  code, _, err, seconds = trained(tree, data_dir, number, address, f'--result_json={file}')
+  how = 'has died: its connection broke' if number == signal.SIGKILL else 'has not answered for 10'
+  assert code == 3
+  assert err.startswith(f"error: the tf.data service's {victim} {address} {how}"), err
+  assert err.count('\n') == 1
+  assert seconds < 18
+  record = json.loads(file.read_text())
+  assert record['status'] == 'failed'
+  assert address in record['reason']
+
+
+@pytest.mark.long
+def test_every_worker_of_a_cluster_ends_when_the_service_dies(tree, data_dir):
+  worker = tree.workers[0]
+  code, _, err, seconds = trained(
+    *(tree, data_dir, signal.SIGKILL, worker, '--heartbeat_timeout_s=5'),
+    *('--local_cluster=workers:2', '--variable_update=collective_all_reduce', '--num_gpus=1'),
+  )
+  assert code == 3
+  for task in ('worker:0', 'worker:1'):
+    assert f'[{task}] error: ' in err
+  assert f"the tf.data service's worker {worker} has died" in err
+  assert 'Traceback' not in err
+  assert seconds < 18
+
+
+def test_a_watch_names_who_is_dead_and_only_then(tree):
+  found: queue.Queue = queue.Queue()
+  with pipelines.ServiceWatch(tree.address, lambda *death: found.put(death), timeout_s=3):
+    with pytest.raises(queue.Empty):
+      found.get(timeout=5)
+    tree.send(tree.workers[0], signal.SIGSTOP)
+    who, how = found.get(timeout=10)
+  assert who == f"the tf.data service's worker {tree.workers[0]}"
+  assert how == 'has not answered for 3 s'
+  assert found.empty()
 
 
 @pytest.mark.parametrize(
