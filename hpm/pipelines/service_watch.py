@@ -11,6 +11,7 @@ from __future__ import annotations  # a context manager that returns itself
 from collections.abc import Callable
 import threading
 import time
+from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 import grpc
@@ -104,7 +105,7 @@ def _addresses(answer: bytes) -> list[str]:
   return [worker.address for worker in _RESPONSE.FromString(answer).workers]
 
 
-def _response() -> type:
+def _response() -> Any:
   """GetWorkersResponse as far as it is needed: TensorFlow's wheel has no Python code of it."""
   field = descriptor_pb2.FieldDescriptorProto
   file = descriptor_pb2.FileDescriptorProto(name='hpm/data_service.proto', package='hpm')
