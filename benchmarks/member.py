@@ -10,10 +10,11 @@ import contextlib
 import time
 from typing import Any
 
-from benchmarks import flags, process, speed, watching
+from benchmarks import flags, process, speed, stalls, watching
 from benchmarks.loop import Step, say
 import hpm
 from hpm.cluster import listening, spec
+from hpm.cluster.heartbeat import Death
 from hpm.cluster.spec import Cluster
 from hpm.cluster.watchdog import Stages
 from hpm.errors import UsageError
@@ -26,6 +27,7 @@ class Alone:
 
   Args:
     ending: of this process, if another one dies without which it can't go on.
+    stages: what this process is doing.
 
   Attributes:
     number, num_workers: which of how many workers this is.
@@ -37,9 +39,10 @@ class Alone:
   num_workers = 1
   is_chief = True
 
-  def __init__(self, ending: watching.Ending) -> None:
+  def __init__(self, ending: watching.Ending, stages: Stages) -> None:
     self.manager_options: dict[str, Any] = {}
-    self._ending = ending
+    self._ending, self._stages = ending, stages
+    self._run: stalls.Run | None = None
 
   def devices(self, kind: str | None, count: int | None) -> tuple[str, ...]:
     """Starts TensorFlow; device strings."""
@@ -56,6 +59,27 @@ class Alone:
     address, timeout_s = options.data_service, options.heartbeat_timeout_s
     return watching.service(address, self._ending, self._tell, timeout_s)
 
+  @contextlib.contextmanager
+  def stalls(self, options: flags.Options) -> Iterator[None]:
+    """While it lasts, this process is ended if it stops moving."""
+    self._run = self._asked(options)
+    with stalls.watched(self._run, self._stages, options.stall_timeout_s, self._end):
+      yield
+
+  def _asked(self, options: flags.Options) -> stalls.Run:
+    """What is asked then."""
+    return stalls.Run(flags.data.source(options), options.train_dir)
+
+  def _end(self, line: str) -> None:
+    self._tell(line)
+    self._ending.begin(Death('this process', 'failed', line), line, stalls.EXIT_CODE, 0.0)
+
+  def running(self, step: Any) -> Any:
+    """The step, which may be asked whether its data and devices answer."""
+    if self._run is not None:
+      self._run.steps.append(step)
+    return step
+
   def _tell(self, line: str) -> None:
     """Tells the others why this process ends."""
 
@@ -65,20 +89,27 @@ class Alone:
 
   def training(self, step: hpm.TrainStep) -> Any:
     """What runs the step."""
-    return step
+    return self.running(step)
 
   def eval_step(self, step: Any, **options: Any) -> hpm.EvalStep:
     """What evaluates the current variables of a step; options of `hpm.EvalStep`."""
-    return hpm.EvalStep(step.model, step.manager, **options)
+    return self.running(hpm.EvalStep(step.model, step.manager, **options))
 
   def stages(self, steps: Iterator[Step]) -> Iterator[Step]:
-    """The steps, each known to others while it runs."""
-    return steps
+    """The steps, each known to others, and to the watchdog, while it runs."""
+    number = 1
+    while True:
+      self._stages.enter('step', number)
+      step = next(steps, None)
+      if step is None:
+        self._stages.enter('end')
+        return
+      yield step
+      number += 1
 
   def stage(self, name: str, detail: object = '') -> contextlib.AbstractContextManager[None]:
     """While it lasts, others know that this process is doing this; see `Stages.stage`."""
-    del name, detail
-    return contextlib.nullcontext()
+    return self._stages.stage(name, detail)
 
   def total(self, images: int, seconds: float, ago: float) -> tuple[float, str]:
     """Images a second of all workers, and its line.
@@ -98,8 +129,7 @@ class Worker(Alone):
     cluster: who takes part.
     options: the flags.
     watch: sees who is alive.
-    stages: what this process is doing.
-    ending: as for `Alone`.
+    stages, ending: as for `Alone`.
     waiting: entered while it waits for the others' servers.
   """
 
@@ -112,10 +142,10 @@ class Worker(Alone):
     ending: watching.Ending,
     waiting: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
   ):
-    super().__init__(ending)
+    super().__init__(ending, stages)
     self.number, self.num_workers = cluster.task_index, cluster.num_workers
     self.is_chief = cluster.is_chief
-    self._cluster, self._watch, self._stages = cluster, watch, stages
+    self._cluster, self._watch = cluster, watch
     self._waiting = waiting
     self._synchronous = options.cross_replica_sync
     self._mode = options.variable_update
@@ -147,6 +177,13 @@ class Worker(Alone):
       return {'service_job': self._watch.run_id}  # a name that the service has not seen
     return {'num_shards': self.num_workers, 'shard_index': self.number}
 
+  def _asked(self, options):
+    tasks = [task for task in self._cluster.tasks if task != self._cluster.task]
+    needed = [task for task in tasks if self._synchronous or task.startswith('ps:')]
+    servers = {task: self._cluster.address_of(task) for task in needed}
+    own = options.train_dir if self.is_chief else None
+    return stalls.Run(flags.data.source(options), own, servers, self._watch.doing)
+
   def _tell(self, line):
     self._watch.fail(line)
 
@@ -154,24 +191,10 @@ class Worker(Alone):
     return self._runtime.scope()
 
   def training(self, step):
-    return self._runtime.training(step)
+    return self.running(self._runtime.training(step))
 
   def eval_step(self, step, **options):
-    return step.eval_step(**options)
-
-  def stages(self, steps):
-    number = 1
-    while True:
-      self._stages.enter('step', number)
-      step = next(steps, None)
-      if step is None:
-        self._stages.enter('end')
-        return
-      yield step
-      number += 1
-
-  def stage(self, name, detail=''):
-    return self._stages.stage(name, detail)
+    return self.running(step.eval_step(**options))
 
   def total(self, images, seconds, ago):
     """The chief's is that of all workers, and comes when they are done; others give their own.
@@ -222,7 +245,7 @@ def joined(
   """
   cluster = flags.cluster.cluster(options)
   if cluster is None:
-    yield Alone(watching.Ending(last_words))
+    yield Alone(watching.Ending(last_words), Stages())
     return
   stages = Stages()
   guard = watching.Guard(

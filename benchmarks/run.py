@@ -15,8 +15,8 @@ command again goes on where it was stopped:
   python benchmarks/run.py --data_dir=/tmp/sample --train_dir=/tmp/train --eval
 
 Exit code: 0 done; 1 the run failed (data, a loss that isn't finite); 2 flags that can't work;
-3 another task of the cluster, or the tf.data service, died; 130 interrupted; 143 stopped by
-SIGTERM, after a checkpoint.
+3 another task of the cluster, or the tf.data service, died; 4 nothing has moved for
+--stall_timeout_s; 130 interrupted; 143 stopped by SIGTERM, after a checkpoint.
 """
 
 from __future__ import annotations  # hpm.TrainStep in a signature would import TensorFlow
@@ -55,6 +55,7 @@ from benchmarks import (
   results,
   runs,
   saving,
+  stalls,
   watching,
 )
 from benchmarks.loop import say
@@ -144,14 +145,26 @@ def benchmark_as(
   stop: list[int],
   started: float,
 ) -> None:
-  """Devices, parts, header, loop."""
+  """Devices, and what runs on them."""
   try:
     devices = part.devices(options.device, options.num_gpus)
   except UsageError as error:
     raise flags.preset.without_devices(options, error) from None
   flags.complete(options, devices)
   part.agree(options)
+  with part.stalls(options):
+    run_as(part, options, devices, record, stop, started)
 
+
+def run_as(
+  part: member.Alone,
+  options: flags.Options,
+  devices: Sequence[str],
+  record: dict[str, Any],
+  stop: list[int],
+  started: float,
+) -> None:
+  """Parts, header, loop."""
   model = create_model(options)
   pipeline = create_pipeline(options, model, part)
   with part.scope():
@@ -173,13 +186,14 @@ def benchmark_as(
 
   with part.service(options):
     if options.eval:
-      evaluate(options, model, manager, pipeline, record, stop, started)
+      evaluate(part, options, model, manager, pipeline, record, stop, started)
     else:
       measure(part, options, model, manager, pipeline, epoch_size, record, stop, started)
   note_skipped(record, pipeline)
 
 
 def evaluate(
+  part: member.Alone,
   options: flags.Options,
   model: hpm.models.Model,
   manager: hpm.variable_mgr.VariableManager,
@@ -195,11 +209,11 @@ def evaluate(
   record['resumed_from'] = saving.restore(options.train_dir, trained)
   if averaged:
     say('Evaluated: the moving average of the weights')
-  step = hpm.EvalStep(model, manager, xla=options.xla, averaged=averaged)
+  step = part.running(hpm.EvalStep(model, manager, xla=options.xla, averaged=averaged))
   steps = loop.watched(
     step, pipeline, options.num_batches, private_threads=options.datasets_num_private_threads
   )
-  steps = saving.Saving(step, pipeline, None, stop, record=record).over(steps)
+  steps = saving.Saving(step, pipeline, None, stop, record=record).over(part.stages(steps))
   loop.evaluate(steps, options.num_batches, options.display_every, record, started)
 
 
@@ -219,7 +233,7 @@ def measure(
   directory = options.train_dir if part.is_chief else None
   if options.forward_only:
     manager.create(*model.init(options.tf_random_seed))
-    step = hpm.EvalStep(model, manager, xla=options.xla)
+    step = part.running(hpm.EvalStep(model, manager, xla=options.xla))
   else:
     with part.scope():
       step = create_train_step(options, model, manager, epoch_size)
@@ -549,7 +563,10 @@ def closing(options: flags.Options, record: dict[str, Any]) -> str:
 
 if __name__ == '__main__':
   code = main(sys.argv[1:])
-  if code == watching.EXIT_CODE:  # TensorFlow's destructors may wait for the dead for ever
+  if code in (
+    watching.EXIT_CODE,
+    stalls.EXIT_CODE,
+  ):  # TensorFlow's destructors may wait for the dead for ever
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -52,13 +52,16 @@ class Ending:
     self._last_words, self._grace_s, self._end = last_words, grace_s, end
     self._stderr = os.dup(2)  # `process` holds back what is written there while TensorFlow loads
 
-  def begin(self, death: Death, line: str) -> None:
+  def begin(
+    self, death: Death, line: str, code: int = EXIT_CODE, grace_s: float | None = None
+  ) -> None:
     """Says the line, and ends the process when the main thread has had its time."""
     if self.death is not None:
       return
     self.death = death
     os.write(self._stderr, f'error: {line}\n'.encode())
-    threading.Thread(target=self._end_later, args=[line], daemon=True).start()
+    wait_s = self._grace_s if grace_s is None else grace_s
+    threading.Thread(target=self._end_later, args=[line, code, wait_s], daemon=True).start()
 
   def check(self) -> None:
     """For the main thread: PeerError once this process has to end."""
@@ -82,12 +85,12 @@ class Ending:
       self.check()
       raise
 
-  def _end_later(self, line: str) -> None:
-    time.sleep(self._grace_s)
+  def _end_later(self, line: str, code: int, wait_s: float) -> None:
+    time.sleep(wait_s)
     try:
       self._last_words(line)
     finally:
-      self._end(EXIT_CODE)
+      self._end(code)
 
 
 class Guard(Ending):

@@ -8,6 +8,7 @@ what the producer raises, the step raises.
 
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
+import threading
 from typing import Any
 
 import tensorflow as tf
@@ -16,7 +17,7 @@ from hpm.calls import NO_CONTROL_DEPENDENCIES, uncollected
 from hpm.devices import CPU
 from hpm.errors import DataError, UsageError
 
-__all__ = ['StagedLoop']
+__all__ = ['StagedLoop', 'blocked']
 
 Batch = tuple[tf.Tensor, ...]
 Body = Callable[..., Any]
@@ -37,6 +38,7 @@ class StagedLoop:
       returns beside its result whether to go on, bool scalars on the CPU.
 
   Attributes:
+    iterator: over the data set that `run` goes through; None before the first.
     failed: whether a step has failed, so that its updates may have been made in part.
   """
 
@@ -45,6 +47,7 @@ class StagedLoop:
     self._result = result
     self._devices = tuple(devices)
     self._compiled: dict[Any, tuple[Any, Any, Any]] = {}
+    self.iterator: Any = None
     self.failed = False
 
   def run(
@@ -65,7 +68,7 @@ class StagedLoop:
     prime, _, steps = self._functions(dataset)
     # The traced function itself: to find it again for each step would cost a millisecond.
     step = self.trace(dataset) if steps_per_call == 1 else steps
-    iterator = iter(dataset)
+    iterator = self.iterator = iter(dataset)
     staged, more = prime(iterator)
     if not more:
       raise DataError('the data set yields no batch at all')
@@ -228,9 +231,53 @@ class StagedLoop:
       batches.append(self._at(device, batch))
     return batches, more[0]
 
+  def blocked(self, within_s: float) -> str:
+    """What keeps `run` from going on: 'data', 'staging', or '' (see `blocked`)."""
+    return blocked(self.iterator, self.copy, within_s)
+
+  def copy(self) -> None:
+    """Copies a batch of zeros to each device, as a step does with the next ones (eager mode)."""
+    with tf.device(CPU):
+      batch = [tf.zeros([d or 1 for d in s.shape], s.dtype) for s in self.iterator.element_spec]
+    for device in self._devices:
+      self._at(device, batch)
+
   def _at(self, device: str, batch: Sequence[tf.Tensor]) -> Batch:
     with tf.device(device):
       return tuple(tf.identity(t) for t in batch)
+
+
+def blocked(iterator: Any, copy: Callable[[], Any], within_s: float) -> str:
+  """What doesn't answer, for a loop over a data set that has stopped moving: to be called once.
+
+  It takes a batch, so what is trained afterwards lacks one.
+
+  Args:
+    iterator: over the data set; None if there is none yet.
+    copy: copies a batch to the devices.
+    within_s: that each has for its answer.
+
+  Returns:
+    'data', 'staging' where the copies don't arrive, or '' where both answer.
+  """
+  if iterator is None:
+    return ''
+  if not _ends(iterator.get_next_as_optional, within_s):
+    return 'data'
+  return '' if _ends(copy, within_s) else 'staging'
+
+
+def _ends(call: Callable[[], Any], within_s: float) -> bool:
+  """Whether the call comes back in time, with a value or an error."""
+
+  def run() -> None:
+    with contextlib.suppress(Exception):
+      call()
+
+  thread = threading.Thread(target=run, daemon=True)
+  thread.start()
+  thread.join(within_s)
+  return not thread.is_alive()
 
 
 def _on_device(spec: tf.TensorSpec) -> tf.TensorSpec:

@@ -225,6 +225,10 @@ class TrainStep:
     """For other loops: if a step fails inside, `snapshot` refuses to give what is left."""
     return self._loop.watched()
 
+  def blocked(self, within_s: float) -> str:
+    """What of the input keeps a `run` that has stopped moving; see `hpm.staging.blocked`."""
+    return self._loop.blocked(within_s)
+
   def trace(self, dataset: tf.data.Dataset) -> Any:
     """Traces the step for a data set, as `run` would; see `StagedLoop.trace`."""
     return self._loop.trace(dataset)
@@ -538,6 +542,10 @@ class EvalStep:
   ) -> Iterator[EvalMetrics]:
     """Evaluates batches for one device; yields each step's sums. Arguments as for `TrainStep`."""
     yield from self._loop.run(dataset, num_steps, steps_per_call)
+
+  def blocked(self, within_s: float) -> str:
+    """As `TrainStep.blocked`."""
+    return self._loop.blocked(within_s)
 
   def evaluate(self, dataset: tf.data.Dataset) -> dict[str, Any]:
     """One pass over a finite data set.

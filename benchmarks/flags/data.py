@@ -98,6 +98,14 @@ def synthetic(options) -> bool:
   return options.data_name in pipelines.SYNTHETIC
 
 
+def source(options) -> str:
+  """Where the images come from, in words."""
+  if options.data_service is not None:
+    return f'the tf.data service {options.data_service}'
+  place = f' of {options.data_dir}' if options.data_dir is not None else ''
+  return f'{options.data_name}{place}'
+
+
 def _check_changes(options) -> None:
   if options.distort_colors and options.data_dir is None:
     raise UsageError('--distort_colors has no effect without files to read: give --data_dir')

@@ -13,6 +13,7 @@ TITLE = 'Steps'
 # Where the flags are left out: on CPU devices so few that the run ends in minutes.
 NUM_BATCHES = {'gpu': 100, 'cpu': 30}
 NUM_WARMUP_BATCHES = {'gpu': 10, 'cpu': 2}
+STALL_TIMEOUT_S = 600.0
 SEED = 1234
 LARGEST = 2**31 - 1  # of all whole numbers: TensorFlow's int32
 
@@ -58,6 +59,15 @@ def define(values: flags.FlagValues) -> None:
     'time of all timed steps, beside the rate of each run. Default: 1.',
     flag_values=values,
   )
+  flags.DEFINE_float(
+    'stall_timeout_s',
+    STALL_TIMEOUT_S,
+    'A run in which nothing moves for so long ends with code 4, the stage that it is blocked in, '
+    "and Python's stacks; longer than the slowest step, or call of several, and checkpoint. The "
+    'first step and evaluations may take longer. 0: never. '
+    f'Default: {STALL_TIMEOUT_S:g}.',
+    flag_values=values,
+  )
   flags.DEFINE_integer(
     'tf_random_seed',
     SEED,
@@ -88,6 +98,10 @@ def check(options) -> None:
     options.refuse_given(
       ['train_dir', 'curve_file', 'tensorboard_dir', *profile.FILES, 'profile_dir'],
       f'does not go with --num_runs={options.num_runs}, whose runs are independent: drop one',
+    )
+  if not 0 <= options.stall_timeout_s < math.inf:
+    raise UsageError(
+      f'--stall_timeout_s={options.stall_timeout_s:g}: seconds are needed, or 0 to wait for ever'
     )
   if options.tf_random_seed < 0:
     raise UsageError(f'--tf_random_seed={options.tf_random_seed}: must lie in 0 .. {LARGEST}')

@@ -127,6 +127,9 @@ class CollectiveTraining(Training):
       self._agreed(totals.numpy())
       yield metrics
 
+  def blocked(self, within_s):
+    return self._loop.blocked(within_s)
+
   def progress(self):
     return self._step.progress()
 

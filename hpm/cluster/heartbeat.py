@@ -37,6 +37,7 @@ from hpm.errors import UsageError
 __all__ = ['Death', 'PeerError', 'Watch']
 
 _PROTOCOL = 1
+_FRESH_S = 5.0  # age up to which what a task says of itself holds
 _GOODBYE_S = 3.0  # for the last words of both ends
 _BROKEN = 'has died: its connection broke'
 _OTHERWISE = 'was started otherwise than worker:0'
@@ -120,6 +121,7 @@ class Watch:
     self.deaths: dict[str, Death] = {}
     self.reports: dict[str, Any] = {}
     self.left_at: dict[str, float] = {}
+    self._heard: dict[str, tuple[str, float]] = {}
     self.run_id = uuid.uuid4().hex if cluster.is_chief else ''
     self._on_death, self._what, self._shared = on_death, what, dict(shared or {})
     self._timeout_s, self._startup_timeout_s = timeout_s, startup_timeout_s
@@ -154,6 +156,11 @@ class Watch:
       self.leave()
     else:
       self.fail(str(error).partition('\n')[0] or type(error).__name__)
+
+  def doing(self) -> dict[str, str]:
+    """Other task -> what it is doing, of those that have been heard of in the last seconds."""
+    now = time.monotonic()
+    return {task: what for task, (what, at) in self._heard.items() if now - at < _FRESH_S}
 
   def wait_for_all(self) -> None:
     """Blocks until every task has joined.
@@ -317,6 +324,11 @@ class Watch:
       self._joined |= set(tasks)
       self._changed.notify_all()
 
+  def _note_doing(self, doing: Mapping[str, str]) -> None:
+    now = time.monotonic()
+    heard = {task: (what, now) for task, what in doing.items()}
+    self._heard = {**self._heard, **heard}  # replaced as a whole: other threads read it
+
   def _note_left(self, task: str) -> None:
     with self._changed:
       self._left.add(task)
@@ -355,7 +367,7 @@ class _Chief:
       for key, _ in self._selector.select(watch._interval_s / 4):
         key.data(key.fileobj)
       if pacer.due():
-        self._tell({'beat': watch._what()})
+        self._tell({'beat': watch._what(), 'others': watch.doing()})
       for task, line in list(self._lines.items()):
         if pacer.silent(line):
           self._bury(task, 'silent', f'has not answered for {watch._timeout_s:g} s')
@@ -405,6 +417,7 @@ class _Chief:
           return
       elif 'beat' in message:
         line.doing = str(message['beat'])
+        self._watch._note_doing({line.task: line.doing})
       elif 'facts' in message:
         line.facts = dict(message['facts'])
       elif 'dead' in message:  # what shows from there alone: a server that can't be reached
@@ -560,6 +573,7 @@ class _Member:
     watch = self._watch
     if 'beat' in message:
       line.doing = str(message['beat'])
+      watch._note_doing({**message.get('others', {}), self._chief: line.doing})
     elif 'joined' in message:
       watch.run_id = str(message['run'])
       watch._note_joined(message['joined'])

@@ -17,7 +17,7 @@ from hpm.cluster.spec import Cluster
 from hpm.cluster.training import Training
 from hpm.devices import CPU, select
 from hpm.errors import DataError, UsageError
-from hpm.staging import StagedLoop
+from hpm.staging import StagedLoop, blocked
 from hpm.step import EvalStep, Metrics, TrainStep
 from hpm.variable_mgr.ps_tasks import ParameterServerTasks
 from hpm.variable_mgr.rendezvous import Rendezvous
@@ -109,6 +109,8 @@ class SessionTraining(Training):
     self._runtime = runtime
     self._failed = False
     self._loops: dict[Any, _Loop] = {}
+    self._iterator: Any = None
+    self._prime: Callable[[], Any] = lambda: None
     with runtime.scope():
       with tf.device(CPU):
         self._values = {
@@ -139,11 +141,14 @@ class SessionTraining(Training):
         'session, which has no loop in the graph: leave it out'
       )
     loop = self._loop(dataset)
-    fetch = loop.fetcher(dataset)
+    self._iterator = iter(dataset)
+    fetch = loop.fetcher(self._iterator)
     staged = fetch()
     if not staged.num_samples:
       raise DataError('the data set yields no batch at all')
-    self._runtime.run(loop.prime, staged.feed)
+    first = staged.feed
+    self._prime = lambda: self._runtime.run(loop.prime, first)
+    self._prime()
     finished, goes_on = 0, True
     while goes_on and finished != num_steps:
       following = fetch()
@@ -161,6 +166,9 @@ class SessionTraining(Training):
       goes_on = self._agreed(totals)
       finished += 1
       yield Metrics(*metrics)
+
+  def blocked(self, within_s):
+    return blocked(self._iterator, self._prime, within_s)
 
   def eval_step(self, **options):
     return _EvalStep(self, self._runtime.devices, **options)
@@ -296,9 +304,8 @@ class _Loop:
       self.totals = tf.stack(list(totals.values()))
     self.metrics = metrics
 
-  def fetcher(self, dataset: tf.data.Dataset) -> Callable[[], _Batches]:
-    """Takes the next batch a device from the data set, in turn."""
-    iterator = iter(dataset)
+  def fetcher(self, iterator: Iterator[Sequence[tf.Tensor]]) -> Callable[[], _Batches]:
+    """Takes the next batch a device from a data set's iterator, in turn."""
 
     def fetch() -> _Batches:
       feed, num_samples = {}, 0

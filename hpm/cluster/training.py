@@ -48,6 +48,10 @@ class Training:
     """Trains as `TrainStep.run`; the batches are of this worker's share of the data."""
     raise NotImplementedError
 
+  def blocked(self, within_s: float) -> str:
+    """As `TrainStep.blocked`: of this worker's data and devices."""
+    raise NotImplementedError
+
   def eval_step(self, **options: Any) -> EvalStep:
     """What evaluates the current variables on this worker's devices, all by itself.
 

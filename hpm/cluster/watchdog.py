@@ -20,10 +20,14 @@ class Stages:
 
   Args:
     clock: seconds, as `time.monotonic`.
+
+  Attributes:
+    changes: how often a stage has been entered or left: as long as it stays, nothing has moved.
   """
 
   def __init__(self, clock: Callable[[], float] = time.monotonic):
     self._clock = clock
+    self.changes = 0
     # Replaced as a whole, never changed, so a reader needs no lock.
     self._stack: tuple[tuple[str, str, float], ...] = (('start', '', clock()),)
     self._owner = threading.get_ident()
@@ -40,16 +44,19 @@ class Stages:
       raise errors.unknown('stage', name, STAGES)
     before = self._stack
     self._stack = (*before, (name, str(detail), self._clock()))
+    self.changes += 1
     try:
       yield
     finally:
       self._stack = before
+      self.changes += 1
 
   def enter(self, name: str, detail: object = '') -> None:
     """This is what the process is doing from now on, outside of any `stage`."""
     if name not in STAGES:
       raise errors.unknown('stage', name, STAGES)
     self._stack = ((name, str(detail), self._clock()),)
+    self.changes += 1
 
   def current(self) -> tuple[str, str, float]:
     """Name, detail and seconds so far of the innermost stage."""
