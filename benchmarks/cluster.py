@@ -32,7 +32,7 @@ import rich.table
 
 from benchmarks import command, files, machine
 from benchmarks.cluster_worker import CONTENDERS, MIRRORED, STRATEGY, SYNC_REPLICAS, Cheap
-from hpm import errors
+from hpm import errors, models
 from hpm.cluster import listening
 
 __all__ = ['TWINS', 'main', 'measure', 'shared_bytes']
@@ -53,6 +53,7 @@ def main(arguments: Sequence[str]) -> int:
   """The command line."""
   values = _define()
   command.parse(values, arguments)
+  models.check_name(values.model, '--model')
   chosen = values.contenders or list(CONTENDERS)
   for name in chosen:
     if name not in CONTENDERS:

@@ -22,7 +22,6 @@ The last three differ in the bridge alone: `bridges` gives their CPU time over t
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator, Sequence
 import itertools
 import json
@@ -33,6 +32,7 @@ import tempfile
 import time
 from typing import Any
 
+from benchmarks import command, process
 from hpm import errors
 from hpm.pipelines import dali_graph
 
@@ -263,13 +263,10 @@ def table(results: Sequence[dict[str, Any]]) -> str:
   return '\n'.join([*lines, f'CPU time over run(): {over}'])
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@command.line()
+def main(arguments: Sequence[str]) -> int:
   """Measures, prints the table, writes the result; the exit code."""
-  parser = argparse.ArgumentParser(
-    prog='python -m benchmarks.dali_input',
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
+  parser = command.Parser(prog='python -m benchmarks.dali_input', description=__doc__)
   parser.add_argument('--data_dir', required=True, help='directory of train-*-of-*')
   parser.add_argument('--batch_size', type=int, default=64, help='%(default)s')
   parser.add_argument('--image_size', type=int, default=224, help='%(default)s')
@@ -280,11 +277,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
   options = vars(parser.parse_args(arguments))
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   path = options.pop('result_json')
-  try:
-    results = rows(options.pop('data_dir'), **options)
-  except (errors.UsageError, errors.DataError) as error:
-    print(f'error: {error}', file=sys.stderr)
-    return 2 if isinstance(error, errors.UsageError) else 1
+  process.import_tensorflow()
+  results = rows(options.pop('data_dir'), **options)
   print(table(results))
   if path:
     with open(path, 'w', encoding='utf-8') as file:
@@ -293,4 +287,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == '__main__':
-  sys.exit(main())
+  sys.exit(main(sys.argv[1:]))

@@ -118,10 +118,11 @@ def measure(
   """
   import tensorflow as tf
 
-  from benchmarks import flags, run
+  from benchmarks import flags, memory, run
   import hpm
 
   model = run.create_model(options)
+  memory.check(options, model, devices)
   pipeline = run.create_pipeline(options, model)
   real = not flags.data.synthetic(options)
   images = options.batch_size * len(devices)

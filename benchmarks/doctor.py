@@ -8,14 +8,13 @@ verifies.
 Each ratio is that of a round, above 1 where the doctor is faster; the first round is left out.
 """
 
-import argparse
 from collections.abc import Callable, Sequence
 import os
 import statistics
 import sys
 import time
 
-from hpm.errors import DataError, UsageError
+from benchmarks import command, process
 
 __all__ = ['main', 'rounds']
 
@@ -49,23 +48,15 @@ def _timed(work: Callable[[], None]) -> tuple[float, float]:
   return time.perf_counter() - wall, time.process_time() - cpu
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@command.line()
+def main(arguments: Sequence[str]) -> int:
   """Measures and prints; the exit code."""
-  parser = argparse.ArgumentParser(
-    prog='python -m benchmarks.doctor',
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
+  parser = command.Parser(prog='python -m benchmarks.doctor', description=__doc__)
   parser.add_argument('--data_dir', required=True, metavar='DIR')
   parser.add_argument('--num_rounds', type=int, default=9, help='%(default)s')
   options = parser.parse_args(arguments)
-  try:
-    if options.num_rounds < 1:
-      raise UsageError(f'--num_rounds={options.num_rounds}: give at least 1')
-    measured = rounds(options.data_dir, options.num_rounds)
-  except (UsageError, DataError) as error:
-    print(f'python -m benchmarks.doctor: {error}', file=sys.stderr)
-    return 2 if isinstance(error, UsageError) else 1
+  process.import_tensorflow()
+  measured = rounds(options.data_dir, options.num_rounds)
   for name, bare, doctor in (('wall', 0, 2), ('CPU', 1, 3)):
     ratios = [one[bare] / one[doctor] for one in measured]
     print(
@@ -77,4 +68,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == '__main__':
-  sys.exit(main())
+  sys.exit(main(sys.argv[1:]))

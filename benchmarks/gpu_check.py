@@ -25,7 +25,7 @@ import sys
 import time
 from typing import Any
 
-from benchmarks import files, flags, machine, results
+from benchmarks import command, files, flags, machine, results
 from hpm.errors import DataError, UsageError
 
 __all__ = ['Outcome', 'main', 'overlap', 'report']
@@ -218,13 +218,10 @@ def report(outcomes: Sequence[Outcome], facts: dict[str, Any]) -> str:
   return '\n'.join(lines) + '\n'
 
 
+@command.line()
 def main(arguments: Sequence[str]) -> int:
   """All checks, or with --one a single comparison in this process."""
-  parser = argparse.ArgumentParser(
-    prog='python -m benchmarks.gpu_check',
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
+  parser = command.Parser(prog='python -m benchmarks.gpu_check', description=__doc__)
   parser.add_argument('--out', default='gpu_check', help='directory of the report')
   parser.add_argument('--quick', action='store_true', help='20 steps, batch 64 alone')
   parser.add_argument('--one', choices=COMPARISONS, help=argparse.SUPPRESS)

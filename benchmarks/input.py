@@ -34,7 +34,7 @@ import sys
 import time
 from typing import Any
 
-from benchmarks import input_worker, machine
+from benchmarks import command, files, input_worker, machine
 from hpm.errors import DataError, UsageError
 from hpm.pipelines import jpeg_native
 
@@ -354,11 +354,7 @@ def plot(rows: Sequence[dict[str, Any]], path: str) -> None:
 
 
 def _arguments() -> argparse.ArgumentParser:
-  parser = argparse.ArgumentParser(
-    prog='python -m benchmarks.input',
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
+  parser = command.Parser(prog='python -m benchmarks.input', description=__doc__)
   parser.add_argument('--data_dir', metavar='DIR', help='the directory of train-*-of-*')
   parser.add_argument(
     '--corpus', action='store_true', help='build (or take) the corpus below --work_dir'
@@ -470,17 +466,14 @@ def _load(before: Any, results: Sequence[dict[str, Any]], wall_s: float) -> floa
   return max(0.0, (after.machine - before.machine - ours) / wall_s)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@command.line()
+def main(arguments: Sequence[str]) -> int:
   """Measures, prints the tables, writes the results; the exit code."""
   import rich.console
 
   options = _arguments().parse_args(arguments)
   errors = rich.console.Console(stderr=True)
-  try:
-    result = _run(options, errors)
-  except (UsageError, DataError) as error:
-    print(f'python -m benchmarks.input: {error}', file=sys.stderr)
-    return 2 if isinstance(error, UsageError) else 1
+  result = _run(options, errors)
   console = rich.console.Console(width=None if sys.stdout.isatty() else 140)
   for count in sorted({row['cores'] for row in result['rows']}):
     console.print(table(result['rows'], count))
@@ -491,11 +484,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
       f'others, and the starting of rows, kept {result["load"]:.1f} cores busy', highlight=False
     )
   if options.json:
-    Path(options.json).write_text(json.dumps(result, indent=1), encoding='utf-8')
+    files.write(options.json, json.dumps(result, indent=1))
   if options.plot:
     plot(result['rows'], options.plot)
   return 0 if any('cpu_ms' in row for row in result['rows']) else 1
 
 
 if __name__ == '__main__':
-  sys.exit(main())
+  sys.exit(main(sys.argv[1:]))

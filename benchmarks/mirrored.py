@@ -156,7 +156,7 @@ def parse(arguments: Sequence[str]) -> Any:
   flags.DEFINE_enum('device', None, ['cpu', 'gpu'], 'Default: gpu, if any.', flag_values=values)
   flags.DEFINE_integer('num_gpus', None, 'Devices of that kind.', 1, flag_values=values)
   flags.DEFINE_string('model', 'ResNet50', 'Of keras.applications.', flag_values=values)
-  flags.DEFINE_integer('image_size', 64, 'Pixels.', 1, flag_values=values)
+  flags.DEFINE_integer('image_size', 64, 'Pixels.', 32, flag_values=values)
   flags.DEFINE_integer('batch_size', 8, 'Images a device.', 1, flag_values=values)
   flags.DEFINE_integer('rounds', 9, 'Steps of each contender.', 1, flag_values=values)
   flags.DEFINE_integer('start_ups', 2, 'Processes of each contender.', 0, flag_values=values)

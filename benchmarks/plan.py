@@ -21,7 +21,10 @@ import rich.box
 import rich.console
 import rich.table
 
-__all__ = ['MEMORIES_GB', 'main', 'show']
+from benchmarks import process
+import hpm
+
+__all__ = ['MEMORIES_GB', 'main', 'planned', 'show']
 
 MEMORIES_GB = (12, 16, 80)  # K80 (each of its GPUs), P100 and V100, A100 and H100
 _CHIEF = '/job:worker/task:0'
@@ -42,28 +45,20 @@ def show(options: Any) -> None:
   Raises:
     UsageError: flags that can't work, on whatever devices.
   """
-  from benchmarks import flags, run
+  from benchmarks import flags
 
   console = rich.console.Console(highlight=False)
   kind, count = (options.device or 'gpu').upper(), options.num_gpus or 1
   devices = [f'/{kind}:{i}' for i in range(count)]
   flags.complete(options, devices)
+  process.import_tensorflow()
   import tensorflow as tf
 
-  import hpm
   from hpm import planning
 
   there = flags.cluster.tasks(options)
   with tf.Graph().as_default(), tf.device(_CHIEF if there else None):
-    manager = hpm.variable_mgr.create(
-      options.variable_update,
-      devices,
-      **flags.variables.manager_options(options),
-      **(_of_chief(options, *there) if there else {}),
-    )
-    model = run.create_model(options)
-    step = run.create_train_step(options, model, manager, flags.data.SYNTHETIC_EPOCH)
-    plan = hpm.plan(step, options.batch_size)
+    step, plan = planned(options, devices)
     batches = planning.largest_batches(step, plan, [memory * 10**9 for memory in MEMORIES_GB])
   console.print(
     f'{options.model}, {options.batch_size} images on each of {count} {kind} '
@@ -84,6 +79,27 @@ def show(options: Any) -> None:
     "Backprop is counted in multiply-adds. Memory is that of tensors; kernels' workspace, the "
     "allocator's losses and the CUDA context come on top."
   )
+
+
+def planned(
+  options: Any, devices: Sequence[str], model: hpm.models.Model | None = None
+) -> tuple[hpm.TrainStep, hpm.planning.Plan]:
+  """The step that the flags describe, built into the current graph, and what it needs.
+
+  With a model that is there already, or one that is made here.
+  """
+  from benchmarks import flags, run
+
+  there = flags.cluster.tasks(options)
+  manager = hpm.variable_mgr.create(
+    options.variable_update,
+    devices,
+    **flags.variables.manager_options(options),
+    **(_of_chief(options, *there) if there else {}),
+  )
+  model = run.create_model(options) if model is None else model
+  step = run.create_train_step(options, model, manager, flags.data.SYNTHETIC_EPOCH)
+  return step, hpm.plan(step, options.batch_size)
 
 
 def _of_chief(options: Any, num_workers: int, num_ps: int) -> dict[str, Any]:

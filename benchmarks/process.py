@@ -18,6 +18,7 @@ __all__ = [
   'Terminations',
   'devices',
   'gpu_names',
+  'import_tensorflow',
   'set_environment',
   'start_server',
   'terminations',
@@ -34,6 +35,14 @@ def set_environment(changes: Mapping[str, str | None]) -> None:
       os.environ.pop(name, None)
     else:
       os.environ[name] = value
+
+
+def import_tensorflow() -> None:
+  """Imports TensorFlow and lets it look for GPUs, without what its C++ code writes of that."""
+  with quiet.native_log():
+    import tensorflow as tf
+
+    tf.config.list_physical_devices()
 
 
 def start_server(cluster: Cluster) -> None:

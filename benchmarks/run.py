@@ -48,6 +48,7 @@ from benchmarks import (
   loop,
   machine,
   member,
+  memory,
   plan,
   presets,
   process,
@@ -121,6 +122,9 @@ def main(arguments: Sequence[str]) -> int:
   except (UsageError, DataError, loop.RunError, OSError) as error:
     print(f'error: {error}', file=sys.stderr)
     return 2 if isinstance(error, UsageError) else 1
+  except MemoryError as error:
+    print(f'error: out of memory ({error}): lower --batch_size', file=sys.stderr)
+    return 1
   except KeyboardInterrupt:
     print('interrupted', file=sys.stderr)
     return 130
@@ -151,6 +155,8 @@ def benchmark_as(
   except UsageError as error:
     raise flags.preset.without_devices(options, error) from None
   flags.complete(options, devices)
+  if options.eval:
+    saving.newest(options.train_dir)
   part.agree(options)
   with part.stalls(options):
     run_as(part, options, devices, record, stop, started)
@@ -166,6 +172,8 @@ def run_as(
 ) -> None:
   """Parts, header, loop."""
   model = create_model(options)
+  if not flags.cluster.tasks(options):
+    memory.check(options, model, devices)
   pipeline = create_pipeline(options, model, part)
   with part.scope():
     manager = hpm.variable_mgr.create(
@@ -517,11 +525,9 @@ def recorded(options: flags.Options, record: dict[str, Any]) -> Iterator[None]:
   except BaseException as error:
     for name in results.THROUGHPUT:
       record.pop(name, None)
-    known = type(error) in kinds
+    known = isinstance(error, (*kinds, UsageError, DataError, loop.RunError)) and str(error)
     record['status'] = kinds.get(type(error), 'failed')
-    record['reason'] = (
-      str(error) if known else f'{type(error).__name__}: {error}'.removesuffix(': ')
-    )
+    record['reason'] = known or f'{type(error).__name__}: {error}'.removesuffix(': ')
     raise
   finally:
     if options.num_runs == 1:  # otherwise each of the runs has said so for itself

@@ -11,7 +11,7 @@ from benchmarks.loop import Step, say
 import hpm
 from hpm.errors import UsageError
 
-__all__ = ['Saving', 'Stopped', 'averaged', 'restore', 'resume', 'seconds']
+__all__ = ['Saving', 'Stopped', 'averaged', 'newest', 'restore', 'resume', 'seconds']
 
 
 class Stopped(Exception):
@@ -207,13 +207,23 @@ def seconds(path: str | None) -> float:
   return float(hpm.checkpoint.facts(path).get('training', {}).get('seconds', 0.0))
 
 
-def restore(directory: str, step: hpm.TrainStep) -> str:
-  """Restores from the newest checkpoint of `directory` and says so; returns its path."""
+def newest(directory: str) -> str:
+  """The newest checkpoint of a directory.
+
+  Raises:
+    UsageError: it has none.
+  """
   path = hpm.checkpoint.latest(directory)
   if path is None:
     raise UsageError(
       f'--train_dir={directory} has no checkpoint (ckpt-*): train first, without --eval'
     )
+  return path
+
+
+def restore(directory: str, step: hpm.TrainStep) -> str:
+  """Restores from the newest checkpoint of `directory` and says so; returns its path."""
+  path = newest(directory)
   notices = hpm.checkpoint.restore(path, step)
   say(f'Successfully loaded model from {path}.')
   for notice in notices:

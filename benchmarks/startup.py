@@ -181,8 +181,10 @@ def parse(arguments: Sequence[str]) -> Any:
   command.parse(values, arguments)
   if values.overhead and values.first_step:
     raise UsageError('--overhead and --first_step are two measurements: give one of them')
+  if not values.models:
+    raise UsageError('--models= is empty: name one, or leave the flag out')
   for name in values.models:
-    models.check_name(name)
+    models.check_name(name, '--models')
   if values.manager not in variable_mgr.VARIABLE_MANAGERS:
     raise errors.unknown('--manager', values.manager, variable_mgr.VARIABLE_MANAGERS)
   for flag in ('counts', 'traced'):

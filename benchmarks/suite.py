@@ -118,7 +118,7 @@ def wanted(options: Any) -> Matrix:
   """
   names = options.models.split(',')
   for name in names:
-    models.check_name(name)
+    models.check_name(name, '--models')
   data = {}
   for part in filter(None, (options.data_dir or '').split(',')):
     name, _, directory = part.rpartition('=')

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hpm.errors import DataError, UsageError
+from hpm.errors import DataError, UsageError, whole
 from hpm.step import TrainStep
 
 __all__ = ['Writer', 'facts', 'last_finite', 'latest', 'names', 'read', 'restore', 'save', 'write']
@@ -72,8 +72,8 @@ class Writer:
   """
 
   def __init__(self, directory: str, keep: int | None = None):
-    if keep is not None and keep < 1:
-      raise UsageError(f'keep {keep}: at least 1 checkpoint has to stay; None keeps all')
+    if keep is not None:
+      whole('keep', keep)
     self._directory = directory
     self._keep = keep
     self._thread: threading.Thread | None = None

@@ -4,9 +4,10 @@ import tensorflow as tf
 
 from hpm.errors import UsageError
 
-__all__ = ['CPU', 'cpu', 'gpu', 'select']
+__all__ = ['CPU', 'MOST_CPUS', 'cpu', 'gpu', 'select']
 
 CPU = '/CPU:0'  # the host: counters, schedules and metrics live here
+MOST_CPUS = 64  # logical ones: each has threads, and a copy of the variables in most modes
 
 
 def select(kind: str, count: int | None = None) -> tuple[str, ...]:
@@ -31,6 +32,10 @@ def cpu(count: int | None = None) -> tuple[str, ...]:
   first runs an op, so this comes first in a program.
   """
   count = _checked(count, 2)
+  if count > MOST_CPUS:
+    raise UsageError(
+      f'{count} logical CPU devices wanted: at most {MOST_CPUS} share one machine; lower the number'
+    )
   physical = tf.config.list_physical_devices('CPU')[0]
   configured = tf.config.get_logical_device_configuration(physical)
   if configured is None or len(configured) < count:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from hpm.errors import UsageError
+from hpm.errors import number
 
 __all__ = ['Loss', 'softmax_cross_entropy']
 
@@ -25,8 +25,9 @@ def softmax_cross_entropy(label_smoothing: float = 0.0) -> Loss:
   Returns:
     labels int [b], logits float [b, classes] -> float32 [b].
   """
-  if not 0.0 <= label_smoothing < 1.0:
-    raise UsageError(f'label_smoothing {label_smoothing}: must lie in [0, 1)')
+  label_smoothing = number(
+    'label_smoothing', label_smoothing, 'a number from 0 to below 1', lambda x: 0 <= x < 1
+  )
 
   def loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     logits = tf.cast(logits, tf.float32)

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from hpm.calls import NO_CONTROL_DEPENDENCIES, uncollected
 from hpm.devices import CPU
-from hpm.errors import DataError, UsageError
+from hpm.errors import DataError, UsageError, whole
 
 __all__ = ['StagedLoop', 'blocked']
 
@@ -63,8 +63,7 @@ class StagedLoop:
     Raises:
       DataError: the data set yields nothing at all.
     """
-    if steps_per_call < 1:
-      raise UsageError(f'steps_per_call {steps_per_call}: at least 1 is needed')
+    steps_per_call = whole('steps_per_call', steps_per_call)
     prime, _, steps = self._functions(dataset)
     # The traced function itself: to find it again for each step would cost a millisecond.
     step = self.trace(dataset) if steps_per_call == 1 else steps

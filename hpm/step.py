@@ -8,12 +8,13 @@ All towers, the aggregation and the update are in it; nothing comes back to Pyth
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import functools
+import math
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from hpm.calls import Calls, uncollected
-from hpm.errors import UsageError
+from hpm.errors import UsageError, number, whole
 from hpm.losses import Loss, softmax_cross_entropy
 from hpm.models.builder import Model
 from hpm.optimizers.averages import SLOT as AVERAGE
@@ -143,12 +144,15 @@ class TrainStep:
     xla: bool = False,
     gradient_reduction: str = 'mean',
   ):
-    if not isinstance(loss_scale, DynamicLossScale) and not loss_scale > 0:
-      raise UsageError(f'loss_scale {loss_scale}: must be positive')
-    if accumulate < 1:
-      raise UsageError(f'accumulate {accumulate}: at least 1 part is needed')
-    if not weight_decay >= 0:
-      raise UsageError(f'weight_decay {weight_decay}: must not be negative')
+    if not isinstance(loss_scale, DynamicLossScale):
+      loss_scale = number(
+        'loss_scale', loss_scale, 'a finite number above 0', lambda x: 0 < x < math.inf
+      )
+    accumulate = whole('accumulate', accumulate)
+    weight_decay = number(
+      'weight_decay', weight_decay, 'a finite number, 0 or more,', lambda x: 0 <= x < math.inf
+    )
+    seed = whole('seed', seed, 0)
     if xla and manager.cross_replica:
       raise UsageError(
         'xla: XLA compiles no collective inside a tower, but '

@@ -39,5 +39,5 @@ def test_no_samples_have_no_loss():
 
 @pytest.mark.parametrize('smoothing', [-0.1, 1.0, float('nan')])
 def test_smoothing_outside_its_range_is_refused(smoothing):
-  with pytest.raises(hpm.errors.UsageError, match=r'label_smoothing .*\[0, 1\)'):
+  with pytest.raises(hpm.errors.UsageError, match='label_smoothing .* from 0 to below 1'):
     hpm.losses.softmax_cross_entropy(smoothing)

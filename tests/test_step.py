@@ -137,7 +137,7 @@ def test_the_wrong_number_of_batches_is_refused(cpu_devices):
 @pytest.mark.parametrize('loss_scale', [0.0, -128.0])
 def test_a_loss_scale_that_is_not_positive_is_refused(loss_scale, cpu_devices):
   manager = harness.create_manager('replicated_spread', cpu_devices[:2])
-  with pytest.raises(hpm.errors.UsageError, match='must be positive'):
+  with pytest.raises(hpm.errors.UsageError, match='above 0 is needed'):
     harness.create_step(manager, loss_scale=loss_scale)
 
 

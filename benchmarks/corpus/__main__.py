@@ -1,33 +1,25 @@
 """python -m benchmarks.corpus OUT [--num_images=N]; see the package."""
 
-import argparse
+from collections.abc import Sequence
 import os
 import sys
 
-from benchmarks import corpus
-from hpm.errors import DataError, UsageError
+from benchmarks import command, corpus
 
 
-def main() -> int:
+@command.line()
+def main(arguments: Sequence[str]) -> int:
   """Builds the corpus; the exit code."""
-  parser = argparse.ArgumentParser(
-    prog='python -m benchmarks.corpus',
-    description=corpus.__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
+  parser = command.Parser(prog='python -m benchmarks.corpus', description=corpus.__doc__)
   parser.add_argument('out', metavar='OUT', help='a new directory')
   parser.add_argument('--num_images', type=int, default=1000, help='default: %(default)s')
-  args = parser.parse_args()
+  args = parser.parse_args(arguments)
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
   from benchmarks.corpus import build
 
-  try:
-    print(build.build(args.out, args.num_images))
-  except (DataError, UsageError) as error:
-    print(f'python -m benchmarks.corpus: {error}', file=sys.stderr)
-    return 1
+  print(build.build(args.out, args.num_images))
   return 0
 
 
 if __name__ == '__main__':
-  sys.exit(main())
+  sys.exit(main(sys.argv[1:]))

@@ -12,6 +12,8 @@ Nothing here imports TensorFlow: --help and wrong flags are answered before that
 """
 
 from collections.abc import Sequence
+import math
+import os
 import textwrap
 import types
 from typing import Any
@@ -116,13 +118,16 @@ def parse(arguments: Sequence[str]) -> Options | None:
   """
   if _HELP.intersection(arguments):
     return None
+  for argument in arguments:
+    _check_argument(argument)
   values = _define()
   try:
     rest = values(['run.py', *arguments])[1:]
   except absl_flags.UnrecognizedFlagError as error:
     if answer := predecessor.answer(error.flagname):
       raise UsageError(answer) from None
-    raise errors.unknown('flag', f'--{error.flagname}', [f'--{n}' for n in values]) from None
+    names = [f'--{name}' for name in values]
+    raise errors.unknown('flag', f'--{error.flagname}', names, '--help lists all') from None
   except absl_flags.Error as error:
     raise UsageError(_reworded(str(error), values)) from None
   if rest:
@@ -135,6 +140,9 @@ def parse(arguments: Sequence[str]) -> Options | None:
   options.open = [name for name in values if values[name].value is None]
   for concern in CONCERNS:
     concern.check(options)
+  for name, value in options.given.items():
+    if isinstance(value, float) and not math.isfinite(value):
+      raise UsageError(f'{options.spelled(name)}: a finite number is needed')
   return options
 
 
@@ -188,6 +196,19 @@ def next_command(options: Options) -> list[str]:
     if following == len(managers) and options.num_epochs is None:
       given['batch_size'] = 2 * options.batch_size
   return [f'--{name}={_text(value)}' for name, value in given.items()]
+
+
+def _check_argument(argument: str) -> None:
+  """Refuses what absl would answer oddly, or read for ever."""
+  name, equals, value = argument.lstrip('-').partition('=')
+  if not equals or not argument.startswith('-'):
+    return
+  if f'--{name}' in _HELP:
+    raise UsageError(f'{argument}: help takes no value: write --help')
+  if name in ('flagfile', 'undefok') and '\0' in value:
+    raise UsageError(f'{argument!r}: there is a zero byte in it')
+  if name == 'flagfile' and os.path.exists(value) and not os.path.isfile(value):
+    raise UsageError(f'{argument}: a regular file with a flag a line is needed')
 
 
 def _text(value: Any) -> str:

@@ -6,6 +6,7 @@ from hpm import errors, models, precision
 from hpm.errors import UsageError
 
 TITLE = 'Computation'
+LONGEST_CALL = 10_000  # steps
 LAYOUTS = ('NHWC', 'NCHW')
 
 # About the scale of the loss, which only training has.
@@ -110,6 +111,11 @@ def check(options) -> None:
   for name in ('accumulate', 'steps_per_call'):
     if getattr(options, name) < 1:
       raise UsageError(f'{options.spelled(name)}: 1 or more is needed')
+  if options.steps_per_call > LONGEST_CALL:
+    raise UsageError(
+      f'{options.spelled("steps_per_call")}: at most {LONGEST_CALL}, since nothing can be seen, '
+      'saved or stopped within a call'
+    )
   if options.batch_size is not None:
     _check_parts(options)
 

@@ -6,6 +6,7 @@ from hpm import errors
 from hpm.errors import UsageError
 
 TITLE = 'Devices'
+MOST = 256  # of one process
 
 
 def define(values: flags.FlagValues) -> None:
@@ -34,6 +35,8 @@ def check(options) -> None:
       f'--num_gpus={options.num_gpus}: at least 1 compute device is needed '
       '(for one CPU device: --device=cpu --num_gpus=1)'
     )
+  if options.num_gpus is not None and options.num_gpus > MOST:
+    raise UsageError(f'--num_gpus={options.num_gpus}: at most {MOST} devices in one process')
 
 
 def complete(options) -> None:

@@ -12,6 +12,7 @@ TITLE = 'Model'
 
 # Samples a device where --batch_size is left out.
 BATCH_SIZE = {'gpu': 64, 'cpu': 2}
+LARGEST_SIZE = 65535
 LIST = 'list'  # the name that asks for the table
 # Models whose residual blocks end in a batch norm.
 _ENDS_IN_NORM = r'resnet(18|34|50|101|152|200)(_v1\.5)?'
@@ -55,7 +56,7 @@ def define(values: flags.FlagValues) -> None:
 
 def check(options) -> None:
   if options.model != LIST:
-    models.check_name(options.model)
+    models.check_name(options.model, '--model')
   if options.batch_size is not None and options.batch_size < 1:
     raise UsageError(
       f'--batch_size={options.batch_size}: at least 1 image per device is needed (0 meant the '
@@ -89,6 +90,8 @@ def sizes(options) -> dict[int, int]:
   pairs = [tuple(map(int, p.split(':'))) for p in match[2].split(';')[1:]] if match else []
   epochs = [epoch for epoch, _ in pairs]
   found = {0: int(match[1]), **dict(pairs)} if match else {}
+  if found and max(found.values()) > LARGEST_SIZE:
+    raise UsageError(f'--image_size={text}: at most {LARGEST_SIZE} pixels, as JPEGs have')
   ordered = all(a < b for a, b in zip([0, *epochs], epochs))
   if not found or not ordered or min(found.values()) < 1 or (pairs and text[:2] != '0:'):
     raise UsageError(

@@ -6,6 +6,7 @@ import os
 
 from absl import flags
 
+from hpm import writable
 from hpm.errors import UsageError
 
 TITLE = 'Checkpoints and results'
@@ -63,17 +64,15 @@ def define(values: flags.FlagValues) -> None:
 
 
 def check(options) -> None:
-  for name in ('train_dir', 'result_json', *CURVES):
-    if getattr(options, name) == '':
-      raise UsageError(f'--{name}= is empty: give a path, or leave the flag out')
-  check_file(options, 'result_json')
-  check_file(options, 'curve_file')
+  for name in ('result_json', 'curve_file'):
+    if getattr(options, name) is not None:
+      writable.check_file(name, getattr(options, name))
   if options.curve_file is not None and importlib.util.find_spec('matplotlib') is None:
     raise UsageError(
       f"{options.spelled('curve_file')} needs matplotlib: pip install 'hpm[report]', or drop it"
     )
   if options.tensorboard_dir is not None:
-    check_directory(options, 'tensorboard_dir')
+    writable.check_directory('tensorboard_dir', options.tensorboard_dir)
   price = options.usd_per_hour
   if price is not None and not 0 < price < math.inf:
     raise UsageError(f'--usd_per_hour={price:g}: a finite number above 0 is needed')
@@ -100,39 +99,16 @@ def check(options) -> None:
     options.refuse_given(KEEPING, 'is about checkpoints, which need --train_dir: add it')
     return
   if options.eval:
+    if not options.train_dir:
+      raise UsageError('--train_dir= is empty: give the directory of the checkpoints')
     if not os.path.isdir(options.train_dir):
       raise UsageError(
         f'--train_dir={options.train_dir} is no directory: give the one that training wrote '
         'checkpoints to'
       )
   else:
-    check_directory(options, 'train_dir')
+    writable.check_directory('train_dir', options.train_dir)
 
 
 def complete(options) -> None:
   del options  # nothing is written unless asked for
-
-
-def check_file(options, name: str) -> None:
-  """Refuses a file that can't be written, if the flag names one; makes nothing."""
-  path = getattr(options, name)
-  if path is None:
-    return
-  if os.path.isdir(path) or path.endswith(os.sep):
-    raise UsageError(f'--{name}={path} is a directory: give a file')
-  _writable(name, path, os.path.dirname(path) or '.')
-
-
-def check_directory(options, name: str) -> None:
-  """Refuses a directory that can't be written to, or made; makes nothing."""
-  _writable(name, getattr(options, name), getattr(options, name))
-
-
-def _writable(flag: str, value: str, directory: str) -> None:
-  existing = os.path.abspath(directory)
-  while not os.path.lexists(existing):
-    existing = os.path.dirname(existing)
-  if not os.path.isdir(existing):
-    raise UsageError(f'--{flag}={value}: {existing} is a file, where a directory is needed')
-  if not os.access(existing, os.W_OK | os.X_OK):
-    raise UsageError(f'--{flag}={value}: {existing} is not writable: choose another place')

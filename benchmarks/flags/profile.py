@@ -4,7 +4,7 @@ import os
 
 from absl import flags
 
-from benchmarks.flags import output
+from hpm import writable
 from hpm.errors import UsageError
 
 TITLE = 'Profiles'
@@ -47,9 +47,10 @@ def check(options) -> None:
     if getattr(options, name) == '':
       raise UsageError(f'--{name}= is empty: give a path, or leave the flag out')
   for name in FILES:
-    output.check_file(options, name)
+    if getattr(options, name) is not None:
+      writable.check_file(name, getattr(options, name))
   if options.profile_dir is not None:
-    output.check_directory(options, 'profile_dir')
+    writable.check_directory('profile_dir', options.profile_dir)
   given = [getattr(options, name) for name in (*FILES, 'result_json')]
   paths = [os.path.abspath(path) for path in given if path is not None]
   twice = {path for path in paths if paths.count(path) > 1}

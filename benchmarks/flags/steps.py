@@ -90,6 +90,8 @@ def check(options) -> None:
   epochs = options.num_epochs
   if epochs is not None and not (math.isfinite(epochs) and epochs > 0):
     raise UsageError(f'--num_epochs={epochs}: a finite number above 0 is needed')
+  if epochs is not None and epochs > LARGEST:
+    raise UsageError(f'--num_epochs={epochs:g}: at most {LARGEST}, as far as TensorFlow counts')
   if options.num_warmup_batches is not None:
     _check_warmup(options)
   if options.num_runs < 1:
@@ -135,7 +137,13 @@ def goal(options, epoch_size: int | None) -> int:
   """
   if options.num_batches is not None:
     return (options.num_warmup_batches + options.num_batches) * cluster.num_apart(options)
-  return math.ceil(options.num_epochs * epoch_size / _global_batch(options))
+  steps = options.num_epochs * epoch_size / _global_batch(options)
+  if steps > LARGEST:
+    raise UsageError(
+      f'--num_epochs={options.num_epochs:g} is {steps:.3g} steps: at most {LARGEST}, as far as '
+      'TensorFlow counts'
+    )
+  return math.ceil(steps)
 
 
 def plan(options, epoch_size: int | None, done: int, position: int) -> Plan:

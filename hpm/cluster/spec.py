@@ -14,6 +14,7 @@ __all__ = ['JOBS', 'Address', 'Cluster', 'parse_address', 'parse_hosts']
 JOBS = ('worker', 'ps')
 # Between the chief's port and that of its heartbeat, unless a task there has that port.
 _HEARTBEAT_OFFSET = 1000
+_MOST_HOSTS = 10_000  # of a list; more is a slip of the pen, and takes all memory to write out
 
 
 class Address(NamedTuple):
@@ -192,9 +193,15 @@ def parse_hosts(text: str) -> tuple[str, ...]:
   written '[::1]:2222'.
 
   Raises:
-    UsageError: a range that can't be read.
+    UsageError: a range that can't be read or is longer than any cluster, or an entry that is empty.
   """
-  return tuple(host for part in _split(text) for host in _expanded(part) if host)
+  parts = _split(text) if text else []
+  if not all(parts):
+    raise UsageError(f'{text!r}: an entry between the commas is empty: drop the comma, or name it')
+  hosts = tuple(host for part in parts for host in _expanded(part))
+  if len(hosts) > _MOST_HOSTS:
+    raise UsageError(f'{text!r} names {len(hosts)} hosts: at most {_MOST_HOSTS}')
+  return hosts
 
 
 def _split(text: str) -> Sequence[str]:
@@ -212,6 +219,10 @@ def _expanded(text: str) -> list[str]:
     if not first or (dash and not last) or (dash and int(first) > int(last)):
       raise UsageError(f'{text!r}: [{match[1]}] is no range: such as [0-3] or [1,4-6] is needed')
     numbers = range(int(first), int(last or first) + 1)
+    if numbers.stop - numbers.start > _MOST_HOSTS:
+      raise UsageError(f'{text!r}: [{part}] is too long: at most {_MOST_HOSTS} hosts')
     names += [str(number).zfill(len(first)) for number in numbers]
-  before, after = text[: match.start()], text[match.end() :]
-  return [before + name + rest for name in names for rest in _expanded(after)]
+  before, rests = text[: match.start()], _expanded(text[match.end() :])
+  if len(names) * len(rests) > _MOST_HOSTS:
+    raise UsageError(f'{text!r}: {len(names) * len(rests)} hosts: at most {_MOST_HOSTS}')
+  return [before + name + rest for name in names for rest in rests]

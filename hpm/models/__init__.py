@@ -146,14 +146,15 @@ def create(name: str, **options: Any) -> 'Model':
   return external.create(name, **options)
 
 
-def check_name(name: str) -> None:
+def check_name(name: str, kind: str = 'model') -> None:
   """UsageError with the nearest names, unless `name` has a form that `create` takes.
 
-  Whether keras.applications or the user's module holds it is left to `create`: that takes imports.
+  The error calls it `kind`. Whether keras.applications or the user's module holds it is left to
+  `create`: that takes imports.
   """
   word = r'[^\W\d]\w*'
   if name not in MODELS and not re.fullmatch(rf'{word}(\.{word})*:{word}', name):
-    raise errors.unknown('model', name, [*MODELS, 'keras:NAME', 'module:function'])
+    raise errors.unknown(kind, name, [*MODELS, 'keras:NAME', 'module:function'])
 
 
 def check_stem_rewrite(name: str, rewrite: str) -> None:

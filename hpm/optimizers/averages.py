@@ -4,7 +4,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from hpm.errors import UsageError
+from hpm.errors import number
 from hpm.optimizers.rules import Optimizer
 
 __all__ = ['SLOT', 'Averaged']
@@ -30,8 +30,7 @@ class Averaged:
   decay: float
 
   def __post_init__(self):
-    if not 0.0 <= self.decay < 1.0:
-      raise UsageError(f'average_decay {self.decay}: must lie in [0, 1)')
+    number('average_decay', self.decay, 'a number from 0 to below 1', lambda x: 0 <= x < 1)
 
   @property
   def slots(self):

@@ -10,7 +10,7 @@ import math
 
 import tensorflow as tf
 
-from hpm.errors import UsageError
+from hpm.errors import UsageError, number, whole
 from hpm.optimizers.rules import Schedule, learning_rate_at
 
 __all__ = ['constant', 'cosine', 'epochs', 'exponential', 'piecewise', 'polynomial', 'warmup']
@@ -37,6 +37,8 @@ def piecewise(boundaries: Sequence[int], rates: Sequence[float]) -> Schedule:
     raise UsageError(
       f'{len(boundaries)} boundaries need {len(boundaries) + 1} rates, not {len(rates)}'
     )
+  boundaries = [whole('boundary', one, 0) for one in boundaries]
+  rates = [number('rate', one) for one in rates]
   if any(a >= b for a, b in itertools.pairwise(boundaries)):
     raise UsageError(f'boundaries {list(boundaries)}: each must be larger than the one before')
 
@@ -56,9 +58,8 @@ def exponential(
 
   With `staircase` the exponent is rounded down, so the rate falls at once every `decay_steps`.
   """
-  _positive('decay_steps', decay_steps)
-  if factor <= 0:
-    raise UsageError(f'factor {factor}: must be positive')
+  decay_steps = whole('decay_steps', decay_steps)
+  factor = number('factor', factor, 'a finite number above 0', lambda x: 0 < x < math.inf)
 
   def at(step: tf.Tensor) -> tf.Tensor:
     exponent = step // decay_steps if staircase else step / decay_steps
@@ -69,7 +70,7 @@ def exponential(
 
 def polynomial(rate: float, num_steps: int, end_rate: float = 0.0, power: float = 2.0) -> Schedule:
   """From `rate` to `end_rate` in `num_steps`, by `(1 - step / num_steps) ** power`."""
-  _positive('num_steps', num_steps)
+  num_steps = whole('num_steps', num_steps)
 
   def at(step: tf.Tensor) -> tf.Tensor:
     return end_rate + (rate - end_rate) * tf.pow(1.0 - _share(step, num_steps), power)
@@ -79,7 +80,7 @@ def polynomial(rate: float, num_steps: int, end_rate: float = 0.0, power: float 
 
 def cosine(rate: float, num_steps: int, end_rate: float = 0.0) -> Schedule:
   """Half a cosine from `rate` to `end_rate` (Loshchilov & Hutter 2017, arXiv:1608.03983, eq. 5)."""
-  _positive('num_steps', num_steps)
+  num_steps = whole('num_steps', num_steps)
 
   def at(step: tf.Tensor) -> tf.Tensor:
     return end_rate + (rate - end_rate) * 0.5 * (1.0 + tf.cos(math.pi * _share(step, num_steps)))
@@ -93,8 +94,7 @@ def warmup(schedule: float | Schedule, num_steps: int) -> Schedule:
   The rate of step s < num_steps is (s + 1) / (num_steps + 1) of what the schedule gives at step
   `num_steps`; from there on the schedule itself.
   """
-  if num_steps < 0:
-    raise UsageError(f'num_steps {num_steps}: must not be negative')
+  num_steps = whole('num_steps', num_steps, 0)
 
   def at(step: tf.Tensor) -> tf.Tensor:
     step = tf.cast(step, tf.int64)  # of a number of Python's the sum would make int32
@@ -106,8 +106,3 @@ def warmup(schedule: float | Schedule, num_steps: int) -> Schedule:
 
 def _share(step: tf.Tensor, num_steps: int) -> tf.Tensor:
   return tf.minimum(tf.cast(step, tf.float32) / num_steps, 1.0)
-
-
-def _positive(name: str, value: int) -> None:
-  if value < 1:
-    raise UsageError(f'{name} {value}: must be at least 1')

@@ -11,8 +11,9 @@ import contextlib
 import importlib
 import os
 import sys
+from typing import NoReturn
 
-from hpm import errors, quiet
+from hpm import errors, quiet, writable
 
 # name -> (module, what it does)
 COMMANDS = {
@@ -29,29 +30,30 @@ COMMANDS = {
 def main(argv: list[str]) -> int:
   """Runs one command and returns the exit code."""
   program = 'python -m hpm.pipelines'
-  parser = argparse.ArgumentParser(
+  parser = Parser(
     prog=program,
     description='Tools around the data of the input pipelines.',
     epilog='commands: ' + '; '.join(f'{name}: {text}' for name, (_, text) in COMMANDS.items()),
   )
   parser.add_argument('command', metavar='COMMAND', help=', '.join(COMMANDS))
   # Only the chosen command's module is imported, so that --help answers at once.
-  args, _ = parser.parse_known_args(argv[:1])
+  made: list[str] = []
   try:
+    args, _ = parser.parse_known_args(argv[:1])
     if args.command not in COMMANDS:
       raise errors.unknown('command', args.command, COMMANDS)
     with quiet.native_log():
       module = importlib.import_module(COMMANDS[args.command][0])
       if 'tensorflow' in sys.modules:  # it looks for GPUs when it is first used, and not quietly
         sys.modules['tensorflow'].config.list_physical_devices()
-    command = argparse.ArgumentParser(
+    command = Parser(
       prog=f'{program} {args.command}',
       description=module.__doc__,
       formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(command)
     chosen = command.parse_args(argv[1:])
-    _make_directories(chosen)
+    made += _make_directories(chosen)
     result = module.run(chosen)
     text, code = result if isinstance(result, tuple) else (result, 0)
     print(text)
@@ -64,16 +66,37 @@ def main(argv: list[str]) -> int:
   except KeyboardInterrupt:
     print(f'{program}: interrupted; the same command begins anew, or goes on', file=sys.stderr)
     return 130
+  finally:
+    for directory in reversed(made):  # what nothing was written to goes again
+      with contextlib.suppress(OSError):
+        os.rmdir(directory)
   return code
 
 
-def _make_directories(args: argparse.Namespace) -> None:
-  """Those of the files that the command will write, before it works for them."""
+class Parser(argparse.ArgumentParser):
+  """Says what is wrong with a command line as all other errors are said: in one line."""
+
+  def error(self, message: str) -> NoReturn:
+    raise errors.UsageError(' '.join(f'{message} (--help shows the arguments)'.split()))
+
+
+def _make_directories(args: argparse.Namespace) -> list[str]:
+  """Makes those of what the command will write, before it works for it; refuses other places."""
+  made = []
   for name in ('out', 'json'):
     path = getattr(args, name, None)
-    if path is not None:
-      with contextlib.suppress(FileExistsError, NotADirectoryError):  # the command says so better
-        os.makedirs(os.path.dirname(path.rstrip('/')) or '.', exist_ok=True)
+    if path is None or os.path.lexists(path):  # of what is there the command says what it may be
+      continue
+    writable.check_directory(name, path)
+    missing = []
+    directory = os.path.dirname(os.path.abspath(path))
+    while not os.path.lexists(directory):
+      missing.append(directory)
+      directory = os.path.dirname(directory)
+    for one in reversed(missing):
+      os.mkdir(one)
+      made.append(one)
+  return made
 
 
 if __name__ == '__main__':

@@ -304,6 +304,8 @@ def add_arguments(parser: Any) -> None:
 
 def run(args: Any) -> tuple[str, int]:
   """The command; returns what to print, and 1 if the pipelines don't agree."""
+  if args.out and not args.out.endswith('.png'):
+    raise UsageError(f'--out={args.out}: a name that ends in .png is needed')
   results = compare(
     args.source or detect.source(args.data_dir),
     num_images=args.num_images,

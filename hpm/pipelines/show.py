@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpm import pipelines
-from hpm.errors import DataError
+from hpm.errors import DataError, UsageError
 from hpm.pipelines import base, detect, faults, sources, tfdata
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ['sheet']
 
+_MOST_PIXELS = 2**27  # of a sheet: as RGB 400 MB
 _GAP = 8
 _LINE = 14  # pixels a line of text
 _COLOR = (220, 30, 30)
@@ -57,6 +58,13 @@ def sheet(
   num_images = base.positive('num_images', num_images, 'give rows')
   training = pipeline_options.get('training', True)
   num_views = base.positive('num_views', num_views, 'give columns') if training else 1
+  image_size = base.positive('image_size', image_size, 'give height and width in pixels')
+  pixels = num_images * (num_views + 1) * image_size**2
+  if pixels > _MOST_PIXELS:
+    raise UsageError(
+      f'{num_images} rows of {num_views} views of {image_size} pixels are {pixels} pixels in all, '
+      f'at most {_MOST_PIXELS}: lower one of them'
+    )
   made = pipelines.source(source, **options)
   names = made.class_names
   rows = _views(made, num_images, num_views, image_size, pipeline_options)
@@ -141,6 +149,8 @@ def add_arguments(parser: Any) -> None:
 
 def run(args: Any) -> str:
   """Runs the command with its parsed flags; returns what to print."""
+  if not args.out.endswith('.png'):
+    raise UsageError(f'--out={args.out}: a name that ends in .png is needed')
   drawn = sheet(
     args.source or detect.source(args.dir),
     options={'data_dir': args.dir, 'split': args.split},
@@ -153,8 +163,5 @@ def run(args: Any) -> str:
     distort_colors=args.distort_colors,
     training=not args.evaluate,
   )
-  try:
-    drawn.save(args.out)
-  except ValueError as error:  # an extension that Pillow doesn't know
-    raise DataError(f'--out={args.out}: {error}') from None
+  drawn.save(args.out)
   return f'{args.out}: {drawn.width} x {drawn.height} pixels'

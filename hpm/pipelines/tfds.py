@@ -157,6 +157,11 @@ def _builder(tfds: Any, name: str, data_dir: str | None) -> Any:
       f'tfds:{name} is not prepared in {where}: run `tfds build {name} --data_dir={where}` where '
       'there is a network, or give the directory where it is'
     ) from None
+  except ValueError as error:
+    raise UsageError(
+      f'tfds:{name} is no name of a data set ({str(error).strip().splitlines()[0]}): such as '
+      'tfds:mnist or tfds:mnist:3.*.* is needed'
+    ) from None
 
 
 def _split(name: str, splits: Any, split: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from hpm.errors import UsageError
+from hpm.errors import whole
 from hpm.variable_mgr.allreduce import AllReduce, Lists, Wrapper, flat, joined, split
 
 __all__ = ['Aggregated', 'Buckets', 'Repacked', 'pack', 'unpack']
@@ -61,8 +61,7 @@ class Repacked(_ByDtype):
   """
 
   def __init__(self, inner: AllReduce, devices: Sequence[str], num_buckets: int):
-    if num_buckets < 1:
-      raise UsageError(f'gradient_repacking {num_buckets}: at least 1 bucket is needed')
+    num_buckets = whole('gradient_repacking', num_buckets)
     super().__init__(inner, devices)
     self._num_buckets = num_buckets
 
@@ -182,10 +181,8 @@ class Aggregated(_Runs):
   """
 
   def __init__(self, inner: AllReduce, devices: Sequence[str], max_bytes: int, max_group: int):
-    if max_bytes < 1:
-      raise UsageError(f'agg_small_grads_max_bytes {max_bytes}: at least 1 byte is needed')
-    if max_group < 2:
-      raise UsageError(f'agg_small_grads_max_group {max_group}: at least 2 tensors are needed')
+    max_bytes = whole('agg_small_grads_max_bytes', max_bytes)
+    max_group = whole('agg_small_grads_max_group', max_group, 2)
     super().__init__(inner, devices)
     self._max_bytes = max_bytes
     self._max_group = max_group

@@ -41,6 +41,8 @@ WITHOUT_SHARDS = {
   'rechd',
 }
 
+_MOST_SHARDS = 4096
+_DIGITS = 19  # of 2**63; Python refuses to read numbers of thousands
 _UNITS = {'': 0, 'k': 1, 'm': 2, 'g': 3, 't': 4}
 
 
@@ -134,6 +136,8 @@ def parse_size(text: str) -> int:
       f'size {text!r}: a whole number of bytes above 0 is needed, or one with k, M, G or T '
       '(powers of 1024), such as 32k'
     )
+  if len(match[1]) > _DIGITS or int(match[1]) * 1024 ** _UNITS[match[2].lower()] >= 2**63:
+    raise UsageError(f'size {text!r}: below 2**63 bytes is needed')
   return int(match[1]) * 1024 ** _UNITS[match[2].lower()]
 
 
@@ -166,6 +170,8 @@ def _level(text: str, spec: str, names: Mapping[str, str]) -> Level:
     raise _refusal(spec, f'{name} takes no #{number}', names)
   if not re.fullmatch('[1-9][0-9]*', number):
     raise _refusal(spec, f'#{number} after {name}: a whole number above 0 is needed', names)
+  if len(number) > len(str(_MOST_SHARDS)) or int(number) > _MOST_SHARDS:
+    raise _refusal(spec, f'#{number} after {name}: at most {_MOST_SHARDS}', names)
   return Level(name, int(number))
 
 

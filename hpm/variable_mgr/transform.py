@@ -6,7 +6,7 @@ from typing import Protocol
 
 import tensorflow as tf
 
-from hpm.errors import UsageError
+from hpm.errors import UsageError, number
 from hpm.variable_mgr import sums
 
 __all__ = ['Mean', 'Transform']
@@ -69,8 +69,8 @@ class Mean:
     if reduction not in ('mean', 'sum'):
       raise UsageError(f'gradient_reduction {reduction!r}: use mean or sum')
     for option, bound in (('clip_norm', clip_norm), ('clip_value', clip_value)):
-      if bound is not None and not bound > 0:
-        raise UsageError(f'{option} {bound}: must be positive')
+      if bound is not None:
+        number(option, bound, 'a number above 0', lambda x: x > 0)
     self._scale = scale
     self._clip_norm = clip_norm
     self._clip_value = clip_value

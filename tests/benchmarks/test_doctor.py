@@ -15,7 +15,7 @@ def test_both_readings_are_timed(capsys, sample):
 
 @pytest.mark.parametrize(
   ('arguments', 'message', 'code'),
-  [(['--num_rounds=0'], '--num_rounds=0: give at least 1', 2), ([], 'nowhere', 1)],
+  [(['--num_rounds=0'], '--num_rounds=0: above 0', 2), ([], 'nowhere', 1)],
 )
 def test_what_is_wrong_is_said_in_a_line(capsys, tmp_path, arguments, message, code):
   assert doctor.main([f'--data_dir={tmp_path}/nowhere', *arguments]) == code

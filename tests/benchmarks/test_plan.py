@@ -56,7 +56,7 @@ def test_a_plan_takes_the_flags_of_the_mode(tmp_path):
     (['--eval'], '--eval=true has no effect with --dry_run'),
     (['--result_json=x.json'], '--result_json=x.json has no effect with --dry_run'),
     (['--device=cpu', '--use_nccl=true'], 'NCCL needs GPUs'),
-    (['--model=resnet5'], "unknown model 'resnet5'"),
+    (['--model=resnet5'], "unknown --model 'resnet5'"),
   ],
   ids=str,
 )

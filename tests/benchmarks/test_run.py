@@ -82,7 +82,7 @@ def test_a_wrong_flag_is_answered_in_one_line(command_line):
   run = command_line('--model=alexnett')
   assert run.lines == []
   message = one_line(run, 2)
-  assert message.startswith("error: unknown model 'alexnett': did you mean alexnet")
+  assert message.startswith("error: unknown --model 'alexnett': did you mean alexnet")
 
 
 def test_more_gpus_than_there_are(in_process):

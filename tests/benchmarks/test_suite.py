@@ -178,7 +178,7 @@ def test_a_directory_of_another_matrix_is_refused(tmp_path):
   ('arguments', 'message'),
   [
     (['--platform=dgx1'], "unknown --platform 'dgx1': did you mean dgx1_p100"),
-    (['--models=resnet5'], "unknown model 'resnet5'"),
+    (['--models=resnet5'], "unknown --models 'resnet5'"),
     (['--data_dir=/nowhere'], '/nowhere is no directory'),
     (['--data_dir=a=.,a=.'], 'give each a name of its own'),
     (['--num_gpus=1,x'], 'numbers of devices, such as 1,2'),
