@@ -91,6 +91,18 @@ def has_index(encoded: bytes) -> bool:
     encoded[PREFIX_OFFSET:LAYOUT_OFFSET] == PREFIX
     and len(encoded) > LENGTHS_OFFSET
     and layout(encoded).size == len(encoded)
+    and _is_sound(layout(encoded))
+  )
+
+
+def _is_sound(where: Layout) -> bool:
+  """Whether nothing that the index says leads out of the file, as jpeg_native.c has it too."""
+  if min(where) < 0 or min(where.height, where.width, where.down, where.across) < 1:
+    return False
+  rows, columns = -(-where.height // where.down), -(-where.width // where.across)
+  header = LENGTHS_OFFSET + 2 * rows * columns
+  return (rows, columns) == (where.rows, where.columns) and (
+    header <= where.frame and where.frame + 4 <= where.scan <= where.size
   )
 
 
@@ -179,6 +191,13 @@ def add_index(jpeg: bytes) -> bytes:
     DataError: any other file: several scans, no restart markers, intervals across rows, more or
       longer segments than an index can hold.
   """
+  try:
+    return _with_index(jpeg)
+  except (IndexError, ValueError, struct.error, ZeroDivisionError) as error:
+    raise DataError(f'not a whole JPEG ({error})') from None
+
+
+def _with_index(jpeg: bytes) -> bytes:
   frame, interval, scan = _parse(jpeg)
   height, width = struct.unpack_from('>HH', jpeg, frame)
   factors = [divmod(jpeg[frame + 6 + 3 * i], 16) for i in range(jpeg[frame + 4])]

@@ -98,7 +98,15 @@ class RawFile:
       raise DataError(f'{path} is not as long as it says: {_REMEDY}')
     if zlib.crc32(memoryview(self._map)[table : self._names.stop]) != checksum:
       raise DataError(f'{path}: the checksum of its table is wrong: {_REMEDY}')
+    if count * ROW.itemsize + names + FOOTER.size > size:
+      raise DataError(f'{path} is not as long as it says: {_REMEDY}')
     self.table = np.frombuffer(self._map, ROW, count, table)
+    ends = [
+      offset + 3 * height * width
+      for offset, height, width in self.table[['offset', 'height', 'width']].tolist()
+    ]
+    if max(ends, default=0) > table:
+      raise DataError(f'{path}: its table leads out of the pixels: {_REMEDY}')
     # Plain integers: reading fields of NumPy's rows would take longer than cutting an image.
     places = zip(*(self.table[name].tolist() for name in ('offset', 'height', 'width')))
     self._places = list(places)
@@ -110,7 +118,7 @@ class RawFile:
   @functools.cached_property
   def keys(self) -> list[str]:
     """The images' names."""
-    return self._map[self._names].decode().split('\n')
+    return self._map[self._names].decode(errors='replace').split('\n')
 
   def image(self, index: int) -> np.ndarray:
     """An image, uint8 [H, W, 3]: a view of the file, of which only what is used is read."""

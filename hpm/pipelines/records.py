@@ -184,6 +184,11 @@ def read_record(path: str, offset: int = 0, index: int = 0) -> bytes:
   """
   place = f'{path}: record {index} (at byte {offset})'
   try:
+    if _claims_too_much(path, offset):
+      raise DataError(
+        f'{path}: the file ends inside record {index} (at byte {offset}): '
+        'copy or write this shard again'
+      )
     return bytes(_pywrap_record_io.RandomRecordReader(path).read(int(offset))[0])
   except tf.errors.DataLossError as error:
     # TensorFlow names the byte where the record's header or its data begins.
@@ -214,19 +219,51 @@ def read_record(path: str, offset: int = 0, index: int = 0) -> bytes:
   )
 
 
+def _claims_too_much(path: str, offset: int) -> bool:
+  """Whether a record with a right checksum of its length is longer than what is left of its file.
+
+  TensorFlow takes the memory for it before it reads, and ends the process where there isn't any.
+  """
+  with open(path, 'rb') as file:
+    file.seek(offset)
+    header = file.read(_HEADER_BYTES)
+    rest = os.fstat(file.fileno()).st_size - offset - _HEADER_BYTES - _FOOTER_BYTES
+  length, checksum = header[:8], int.from_bytes(header[8:], 'little')
+  return (
+    len(header) == _HEADER_BYTES
+    and int.from_bytes(length, 'little') > rest
+    and _checksum(length) == checksum
+  )
+
+
+def _checksum(data: bytes) -> int:
+  """Of TFRecords: CRC-32C, rotated and shifted (see the module's page). For a few bytes."""
+  crc = 0xFFFFFFFF
+  for byte in data:
+    crc ^= byte
+    for _ in range(8):
+      crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+  crc ^= 0xFFFFFFFF
+  return (crc >> 15 | crc << 17) + 0xA282EAD8 & 0xFFFFFFFF
+
+
 def scan(path: str) -> Iterator['bytes | DataError']:
   """All records of a file, checksums verified; in place of a damaged one, what is wrong with it."""
   reader, offset, num_read = _pywrap_record_io.RandomRecordReader(path), 0, 0
   size = os.path.getsize(path)
-  while offset < size:
-    try:
-      data, offset = reader.read(offset)
-      yield data
-    except (tf.errors.OpError, IndexError):  # from here on by offsets, which takes longer
-      break
-    num_read += 1
-  else:
-    return
+  with open(path, 'rb', buffering=0) as file:
+    while offset < size:
+      header = os.pread(file.fileno(), _HEADER_BYTES, offset)
+      if int.from_bytes(header[:8], 'little') > size - offset:
+        break
+      try:
+        data, offset = reader.read(offset)
+        yield data
+      except (tf.errors.OpError, IndexError):  # from here on by offsets, which takes longer
+        break
+      num_read += 1
+    else:
+      return
   offsets = record_offsets(path, strict=False)
   for index in range(num_read, len(offsets)):
     try:
@@ -255,11 +292,17 @@ def tolerant_dataset(path: tf.Tensor) -> tf.data.Dataset:
   Args:
     path: string [].
   """
-  (offsets,) = tf.numpy_function(
-    lambda path: (record_offsets(path.decode(), strict=False),), [path], [tf.int64]
-  )
+
+  def table(path: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """Offsets, and the file for TensorFlow to read; not where a length leads out of it."""
+    offsets = record_offsets(path.decode(), strict=False)
+    sound = not len(offsets) or not _claims_too_much(path.decode(), int(offsets[-1]))
+    return offsets, np.array([path] * sound, object)
+
+  offsets, paths = tf.numpy_function(table, [path], [tf.int64, tf.string])
   offsets.set_shape([None])
-  read = tf.data.TFRecordDataset(path).ignore_errors(log_warning=False)
+  paths.set_shape([None])
+  read = tf.data.TFRecordDataset(paths).ignore_errors(log_warning=False)
   whole = read.map(lambda record: (record, tf.constant(-1, tf.int64)))
   rest = tf.data.Dataset.range(tf.size(offsets, tf.int64)).map(lambda number: ('', number))
 
