@@ -9,12 +9,15 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
+# Every requirement has a lower bound, the oldest that is meant to work, and an upper one, the next
+# release that may break; `requirements_lock.txt` has the versions that were tested.
+
 # Photographs for `python -m hpm.pipelines sample` come from inside these packages.
-SAMPLE = ['scikit-image', 'scikit-learn', 'pillow']
+SAMPLE = ['scikit-image>=0.22,<1', 'scikit-learn>=1.3,<2', 'pillow>=10,<14']
 # To write indexed JPEGs and to read them fastest; without the last two TensorFlow reads them.
-INDEXED = ['pillow', 'simplejpeg', 'opencv-python-headless']
+INDEXED = ['pillow>=10,<14', 'simplejpeg>=1.7,<2', 'opencv-python-headless>=4.8,<6']
 # For the charts of `python -m benchmarks.suite`.
-REPORT = ['matplotlib']
+REPORT = ['matplotlib>=3.8,<4']
 
 setup(
   name='hpm',
@@ -45,13 +48,13 @@ setup(
     # The full wheel, not tensorflow-cpu: its registry knows the GPU kernels on any machine,
     # so placement can be checked without a GPU.
     'tensorflow>=2.21,<2.22',
-    'tensorflow-datasets',
-    'numpy',
-    'absl-py',
-    'rich',
+    'tensorflow-datasets>=4.9,<5',
+    'numpy>=1.26,<3',
+    'absl-py>=2,<3',
+    'rich>=13,<16',
     # What TensorFlow itself talks by, to ask a tf.data service whether it lives.
-    'grpcio',
-    'protobuf',
+    'grpcio>=1.60,<2',
+    'protobuf>=5,<8',
   ],
   extras_require={
     'gpu': ['tensorflow[and-cuda]>=2.21,<2.22'],
@@ -65,19 +68,19 @@ setup(
     'report': REPORT,
     # To read `.pth` files, and to hold networks to torchvision's. TensorFlow and torchvision crash
     # in one process; the tests keep them apart, and take another Python, too (TORCH_PYTHON).
-    'torch': ['torch', 'torchvision', 'safetensors'],
+    'torch': ['torch>=2.4,<3', 'torchvision>=0.19,<1', 'safetensors>=0.4,<1'],
     'sample': SAMPLE,
     'test': [
       *SAMPLE,
       *INDEXED,
       *REPORT,
-      'pytest>=8',
-      'hypothesis',
-      'build',
-      'packaging',
-      'setuptools>=77',  # the wheel test builds without a download, from this environment
-      'ruff>=0.12',
-      'mypy>=1.16',
+      'pytest>=8,<10',
+      'hypothesis>=6.100,<7',
+      'build>=1,<2',
+      'packaging>=23,<28',
+      'setuptools>=77,<100',  # the wheel test builds without a download, from this environment
+      'ruff>=0.12,<1',
+      'mypy>=1.16,<3',
     ],
   },
 )

@@ -25,7 +25,7 @@ from benchmarks import memory
 from benchmarks.flags.devices import MOST
 from benchmarks.flags.steps import LARGEST
 from hpm import writable
-from hpm.errors import DataError, UsageError
+from hpm.errors import DataError, UsageError, printable
 from hpm.pipelines import __main__ as pipelines
 
 __all__ = ['Failed', 'Parser', 'line', 'parse', 'work']
@@ -75,7 +75,7 @@ def line(doc: str | None = None, interrupted: str = 'interrupted') -> Callable[[
       try:
         return main(arguments)
       except (UsageError, DataError, Failed, OSError) as error:
-        print(f'error: {error}', file=sys.stderr)
+        print(f'error: {printable(error)}', file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
       except MemoryError as error:
         print(f'error: out of memory ({error}): lower the batch', file=sys.stderr)

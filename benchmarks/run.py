@@ -61,7 +61,7 @@ from benchmarks import (
 )
 from benchmarks.loop import say
 import hpm
-from hpm.errors import DataError, UsageError
+from hpm.errors import DataError, UsageError, printable
 
 
 class Finished(Exception):
@@ -120,7 +120,7 @@ def main(arguments: Sequence[str]) -> int:
   except runs.Refused:  # which the run itself has explained
     return 2
   except (UsageError, DataError, loop.RunError, OSError) as error:
-    print(f'error: {error}', file=sys.stderr)
+    print(f'error: {printable(error)}', file=sys.stderr)
     return 2 if isinstance(error, UsageError) else 1
   except MemoryError as error:
     print(f'error: out of memory ({error}): lower --batch_size', file=sys.stderr)

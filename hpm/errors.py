@@ -10,7 +10,7 @@ import math
 import numbers
 import operator
 
-__all__ = ['DataError', 'UsageError', 'number', 'unknown', 'whole']
+__all__ = ['DataError', 'UsageError', 'number', 'printable', 'unknown', 'whole']
 
 
 class UsageError(ValueError):
@@ -72,3 +72,14 @@ def whole(name: str, value: object, least: int = 1) -> int:
   if found is None or found < least:
     raise UsageError(f'{name} {value!r}: a whole number of at least {least} is needed')
   return found
+
+
+def printable(text: object) -> str:
+  """A text in one line, in which nothing moves a terminal's cursor: names of files may be anything.
+
+  What can't be printed is written as in a string of Python's, `\\n` and `\\x1b`.
+  """
+  return ''.join(
+    c if c.isprintable() else c.encode('unicode_escape', 'surrogatepass').decode()
+    for c in str(text)
+  )

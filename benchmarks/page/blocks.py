@@ -186,6 +186,7 @@ def _html_table(table: Table) -> str:
 
 
 def _inline(text: str) -> str:
-  text = escaping.escape(text, quote=False)
+  text = escaping.escape(text, quote=False).replace('"', '&quot;')
   text = re.sub('`([^`]+)`', r'<code>\1</code>', text)
-  return re.sub(r'\[([^]]+)\]\(([^)\s]+)\)', r'<a href="\2">\1</a>', text)
+  # Within the page, beside it, or on the web; no other scheme, which could be a script.
+  return re.sub(r'\[([^]]+)\]\(((?:https?://)?[^):\s]*)\)', r'<a href="\2">\1</a>', text)

@@ -56,12 +56,12 @@ def main(argv: list[str]) -> int:
     made += _make_directories(chosen)
     result = module.run(chosen)
     text, code = result if isinstance(result, tuple) else (result, 0)
-    print(text)
+    print('\n'.join(map(errors.printable, text.split('\n'))))
   except errors.UsageError as error:
-    print(f'{program}: {error}', file=sys.stderr)
+    print(f'{program}: {errors.printable(error)}', file=sys.stderr)
     return 2
   except (errors.DataError, OSError) as error:
-    print(f'{program}: {error}', file=sys.stderr)
+    print(f'{program}: {errors.printable(error)}', file=sys.stderr)
     return 1
   except KeyboardInterrupt:
     print(f'{program}: interrupted; the same command begins anew, or goes on', file=sys.stderr)

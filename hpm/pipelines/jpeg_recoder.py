@@ -12,10 +12,11 @@ import importlib.util
 import io
 import os
 from pathlib import Path
-import pickle
 import signal
+import struct
 import subprocess
 import sys
+from typing import BinaryIO
 
 import numpy as np
 
@@ -47,8 +48,7 @@ class Recoder:
     for attempt in range(2):
       child = self._child = self._child or _start()
       try:
-        pickle.dump((jpeg, self._optimize), child.stdin)  # type: ignore[arg-type]
-        child.stdin.flush()  # type: ignore[union-attr]
+        _send(child.stdin, self._optimize, jpeg)  # type: ignore[arg-type]
         break
       except OSError:
         # The file before this one ended the child after its answer.
@@ -56,11 +56,12 @@ class Recoder:
         if attempt:
           raise
     try:
-      return pickle.load(child.stdout)  # type: ignore[arg-type]
-    except (EOFError, pickle.UnpicklingError):  # before its answer, or in the middle of it
+      done, content = _receive(child.stdout)  # type: ignore[arg-type]
+    except EOFError:  # before its answer, or in the middle of it
       code = child.wait()
       self.close()
       return None, f'libjpeg ended with code {code}'
+    return (content, '') if done else (None, content.decode(errors='replace'))
 
   def close(self) -> None:
     """Ends the child process."""
@@ -77,6 +78,29 @@ class Recoder:
 
   def __exit__(self, *exception: object) -> None:
     self.close()
+
+
+# A message is a flag, a length and so many bytes: the child reads files that may be hostile, so
+# nothing that it answers may be more than bytes.
+_HEAD = struct.Struct('<?Q')
+
+
+def _send(stream: BinaryIO, flag: bool, content: bytes) -> None:
+  stream.write(_HEAD.pack(flag, len(content)))
+  stream.write(content)
+  stream.flush()
+
+
+def _receive(stream: BinaryIO) -> tuple[bool, bytes]:
+  """The flag and the bytes of a message; EOFError: it isn't whole."""
+  head = stream.read(_HEAD.size)
+  if len(head) < _HEAD.size:
+    raise EOFError
+  flag, length = _HEAD.unpack(head)
+  content = stream.read(length)
+  if len(content) < length:
+    raise EOFError
+  return flag, content
 
 
 def _start() -> subprocess.Popen:
@@ -100,15 +124,14 @@ def serve() -> None:
 
   def answer(indexed: bytes | None, reason: str) -> None:
     try:
-      pickle.dump((indexed, reason), answers)
-      answers.flush()
+      _send(answers, indexed is not None, reason.encode() if indexed is None else indexed)
     except BrokenPipeError:  # whoever asked was ended
       os._exit(1)
 
   while True:
     try:
-      jpeg, optimize = pickle.load(requests)
-    except (EOFError, pickle.UnpicklingError):  # closed, or whoever asked was ended
+      optimize, jpeg = _receive(requests)
+    except EOFError:  # closed, or whoever asked was ended
       return
     try:
       answer(_recode(jpeg, optimize, lambda message: answer(None, message)), '')

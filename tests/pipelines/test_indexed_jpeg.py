@@ -4,8 +4,8 @@ import concurrent.futures
 import ctypes
 import io
 from pathlib import Path
-import pickle
 import re
+import struct
 import subprocess
 import sys
 
@@ -259,7 +259,8 @@ def test_a_recoder_whose_asker_was_ended_says_nothing():
     stderr=subprocess.PIPE,
   )
   child.stdout.close()
-  _, printed = child.communicate(pickle.dumps((data.image_bytes(), True)))
+  image = data.image_bytes()
+  _, printed = child.communicate(struct.pack('<?Q', True, len(image)) + image)
   assert not printed
 
 
