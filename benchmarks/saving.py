@@ -146,7 +146,7 @@ def resume(
   facts: dict[str, Any] = {}
   path = directory
   if found:
-    path = record['resumed_from'] = restore(directory, step)
+    path = record['resumed_from'] = restore(directory, step, training=True)
     facts = hpm.checkpoint.facts(path)
   if hasattr(step, 'begin'):
     if found:
@@ -195,9 +195,10 @@ def _shares(samples: int, num_workers: int, known: Sequence[int]) -> list[int]:
 
 def averaged(directory: str) -> bool:
   """Whether the newest checkpoint holds a moving average of the weights."""
-  path = hpm.checkpoint.latest(directory)
-  names = hpm.checkpoint.names(path) if path is not None else ()
-  return any(name.startswith('slots/average/') for name in names)
+  for path in reversed(hpm.checkpoint.paths(directory)):
+    with contextlib.suppress(hpm.checkpoint.Damaged):
+      return any(name.startswith('slots/average/') for name in hpm.checkpoint.names(path))
+  return False
 
 
 def seconds(path: str | None) -> float:
@@ -221,10 +222,29 @@ def newest(directory: str) -> str:
   return path
 
 
-def restore(directory: str, step: hpm.TrainStep) -> str:
-  """Restores from the newest checkpoint of `directory` and says so; returns its path."""
-  path = newest(directory)
-  notices = hpm.checkpoint.restore(path, step)
+def restore(directory: str, step: hpm.TrainStep, training: bool = False) -> str:
+  """Restores from the newest whole checkpoint of `directory` and says so; returns its path.
+
+  Args:
+    directory, step: from where, and what.
+    training: whether it goes on from there. Newer checkpoints that are damaged are renamed then,
+      or they would push out the good ones that are to come.
+
+  Raises:
+    UsageError: there is none.
+    hpm.checkpoint.Damaged: none can be read.
+  """
+  newest(directory)
+  paths = hpm.checkpoint.paths(directory)
+  for path in reversed(paths):
+    try:
+      notices = hpm.checkpoint.restore(path, step)
+      break
+    except hpm.checkpoint.Damaged as error:
+      if path == paths[0]:
+        raise
+      what = f'renamed to {hpm.checkpoint.set_aside(path)}' if training else 'passed over'
+      say(f'Notice: {path} is damaged ({error.reason}) and {what}: the one before it is taken')
   say(f'Successfully loaded model from {path}.')
   for notice in notices:
     say(f'Notice: {notice}')

@@ -28,7 +28,20 @@ import tensorflow as tf
 from hpm.errors import DataError, UsageError, whole
 from hpm.step import TrainStep
 
-__all__ = ['Writer', 'facts', 'last_finite', 'latest', 'names', 'read', 'restore', 'save', 'write']
+__all__ = [
+  'Damaged',
+  'Writer',
+  'facts',
+  'last_finite',
+  'latest',
+  'names',
+  'paths',
+  'read',
+  'restore',
+  'save',
+  'set_aside',
+  'write',
+]
 
 SCHEMA_VERSION = 1
 _PREFIX = 'values'
@@ -42,6 +55,17 @@ _CARRIED = {
   'carry/variables/': 'the first step computes with the current variables',
   'carry/gradients/': 'the first step applies gradients of zero',
 }
+
+
+class Damaged(DataError):
+  """A checkpoint can't be read; `reason` says why."""
+
+  def __init__(self, path: str, reason: str):
+    super().__init__(
+      f'{path} is no readable checkpoint ({reason}): choose another, or remove it to go on from '
+      'the one before'
+    )
+    self.reason = reason
 
 
 def save(
@@ -131,7 +155,7 @@ def restore(path: str, train_step: TrainStep) -> list[str]:
 
   Raises:
     UsageError: the checkpoint is another model's, or its shapes or slots do not fit.
-    DataError: it can't be read.
+    Damaged: it can't be read.
   """
   values, meta = read(path)
   if meta.get('model') != train_step.model.name:
@@ -145,16 +169,36 @@ def restore(path: str, train_step: TrainStep) -> list[str]:
   return notices
 
 
+def paths(directory: str) -> list[str]:
+  """The checkpoints of `directory`, by step, the newest last."""
+  if not os.path.isdir(directory):
+    return []
+  found = (re.fullmatch(r'ckpt-(\d+)', name) for name in os.listdir(directory))
+  return [os.path.join(directory, f'ckpt-{n}') for n in sorted(int(m[1]) for m in found if m)]
+
+
 def latest(directory: str) -> str | None:
   """The checkpoint of the highest step in `directory`; None if there is none."""
-  paths = _all(directory)
-  return paths[-1] if paths else None
+  found = paths(directory)
+  return found[-1] if found else None
+
+
+def set_aside(path: str) -> str:
+  """Renames a checkpoint that can't be read, so that it is none any more; its new path."""
+  aside = f'{path}.damaged'
+  if os.path.exists(aside):  # of the same step, earlier
+    shutil.rmtree(aside)
+  os.rename(path, aside)
+  return aside
 
 
 def last_finite(directory: str) -> str | None:
   """The newest checkpoint whose values are all finite; None if there is none."""
-  for path in reversed(_all(directory)):
-    values, _ = read(path)
+  for path in reversed(paths(directory)):
+    try:
+      values, _ = read(path)
+    except Damaged:
+      continue
     if all(np.all(np.isfinite(value)) for value in values.values()):
       return path
   return None
@@ -164,7 +208,7 @@ def names(path: str) -> set[str]:
   """The names of a checkpoint's values.
 
   Raises:
-    DataError: there is none, or it is damaged.
+    Damaged: there is none, or it can't be read.
   """
   try:
     return set(tf.train.load_checkpoint(os.path.join(path, _PREFIX)).get_variable_to_shape_map())
@@ -203,7 +247,8 @@ def read(path: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
   """The values and the facts of a checkpoint.
 
   Raises:
-    DataError: there is no checkpoint, or it is damaged or of a newer schema.
+    Damaged: there is no checkpoint, or it can't be read.
+    DataError: it is of a newer schema.
   """
   meta = facts(path)
   try:
@@ -222,7 +267,8 @@ def facts(path: str) -> dict[str, Any]:
   are the facts that it was given.
 
   Raises:
-    DataError: there is no checkpoint, or it is damaged or of a newer schema.
+    Damaged: there is no checkpoint, or it can't be read.
+    DataError: it is of a newer schema.
   """
   try:
     with open(os.path.join(path, _META)) as file:
@@ -314,17 +360,9 @@ def _path(directory: str, values: Mapping[str, Any]) -> str:
   return os.path.join(directory, f'ckpt-{int(values["step"])}')
 
 
-def _all(directory: str) -> list[str]:
-  """The checkpoints of a directory, by step."""
-  if not os.path.isdir(directory):
-    return []
-  found = (re.fullmatch(r'ckpt-(\d+)', name) for name in os.listdir(directory))
-  return [os.path.join(directory, f'ckpt-{n}') for n in sorted(int(m[1]) for m in found if m)]
-
-
 def _prune(directory: str, keep: int | None) -> None:
   """Removes all but the newest `keep` checkpoints, and what killed processes left."""
-  for path in _all(directory)[:-keep] if keep else []:
+  for path in paths(directory)[:-keep] if keep else []:
     with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=directory) as scratch:
       os.rename(path, os.path.join(scratch, 'old'))  # gone at once for whoever lists
   for name in os.listdir(directory):
@@ -333,12 +371,8 @@ def _prune(directory: str, keep: int | None) -> None:
       shutil.rmtree(path, ignore_errors=True)
 
 
-def _unreadable(path: str, error: Exception) -> DataError:
-  reason = str(error).splitlines()[0]
-  return DataError(
-    f'{path} is no readable checkpoint ({reason}): choose another, or remove it to go on from the '
-    'one before'
-  )
+def _unreadable(path: str, error: Exception) -> Damaged:
+  return Damaged(path, str(error).splitlines()[0])
 
 
 def _sync(path: str) -> None:

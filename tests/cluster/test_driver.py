@@ -127,6 +127,33 @@ def test_the_same_command_goes_on(mode, sample, tmp_path):
   check_resumed(mode, sample, tmp_path)
 
 
+def check_killed(mode: str, sample: Path, directory: Path, step: int) -> None:
+  """Killed with all its tasks after that step, and started again: the same bits in the end."""
+  data = (f'--data_dir={sample}', '--num_epochs=2', '--display_every=1')
+  run(mode, *data, f'--train_dir={directory}/whole')
+  data += ('--save_model_steps=2', f'--train_dir={directory}/parts')
+  process = started(mode, *data)
+  for line in process.stdout:
+    if re.search(rf'\[worker:0\] {step}\t', line):
+      process.kill()  # and the kernel its children
+  process.wait()
+  lines = run(mode, *data)
+  assert any(re.match(r'\[worker:0\] Going on after step \d+, ', line) for line in lines)
+  whole, parts = values_of(directory / 'whole'), values_of(directory / 'parts')
+  assert whole['step'] == 14 and set(whole) == set(parts)
+  for name, value in whole.items():
+    np.testing.assert_array_equal(value, parts[name], err_msg=name)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('step', [4, 9])
+@pytest.mark.parametrize('mode', MODES)
+def test_killed_with_all_its_tasks_a_training_goes_on_with_the_same_bits(
+  mode, sample, tmp_path, step
+):
+  check_killed(mode, sample, tmp_path, step)
+
+
 @pytest.mark.long
 def test_another_number_of_workers_is_refused_for_data_and_taken_for_synthetic(sample, tmp_path):
   mode = 'collective_all_reduce'

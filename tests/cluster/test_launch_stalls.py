@@ -23,6 +23,7 @@ ALONE = {
 }
 CLUSTERS = dict(faults.MODES)
 MODES = [*ALONE, *CLUSTERS]
+LINE = r'^(\[\S+\] )?error: stalled in '
 TIMEOUT_S = 5
 BOUND_S = 50.0  # from the fault until all are gone
 # fsync waits for ever once the FIFO that $STALLING_FSYNC names is there: a file system that hangs.
@@ -84,7 +85,7 @@ def hanging(tmp_path_factory) -> Path:
 def check_end(training: faults.Training, place: str, tmp_path: Path) -> str:
   """All end within bounds, one process with the place in its line; the line."""
   begun = time.monotonic()
-  line = training.wait_for(r'error: stalled in ', BOUND_S)
+  line = training.wait_for(LINE, BOUND_S)
   assert re.search(rf'\(--stall_timeout_s={TIMEOUT_S}\): {place}', line), line
   code = training.process.wait(BOUND_S)
   print(f'{line}: gone {time.monotonic() - begun:.1f} s after the test began to wait')
@@ -135,7 +136,7 @@ def check_peer(train, tmp_path: Path, mode: str, victim: str) -> None:
   started(training, mode)
   os.kill(processes[victim], signal.SIGSTOP)
   try:
-    training.wait_for(r'error: stalled in ', BOUND_S)
+    training.wait_for(LINE, BOUND_S)
   finally:
     os.kill(processes[victim], signal.SIGKILL)  # the command waits for a task that doesn't end
   kind = 'parameter server' if victim == 'ps:0' else 'collective'
