@@ -17,26 +17,33 @@ BEST = 'best'  # directory in --train_dir of the best checkpoint
 
 def accuracy(
   step: hpm.EvalStep, pipeline: hpm.pipelines.Pipeline, num_steps: int | None = None
-) -> dict[str, Any]:
-  """One pass over the validation images, each of them counted once; see `hpm.EvalStep.evaluate`.
+) -> Callable[[], dict[str, Any]]:
+  """Makes a pass over the validation images, each of them counted once, whenever it is called.
+
+  All passes are over one data set: making it anew would trace its functions again.
 
   Args:
     step: what evaluates.
     pipeline: of one pass.
     num_steps: stops after so many.
 
-  Raises:
-    DataError: there are no images, or one can't be used.
+  Returns:
+    What gives the same as `hpm.EvalStep.evaluate`; it raises DataError where there are no images,
+    or one can't be used.
   """
   import tensorflow as tf
 
   dataset = pipeline.dataset()
   if num_steps is not None:
     dataset = dataset.take(num_steps * len(step.manager.devices))
-  try:
-    return step.evaluate(dataset)
-  except (tf.errors.OpError, UnicodeDecodeError) as error:
-    raise pipeline.explain(error, 0) from error
+
+  def evaluate() -> dict[str, Any]:
+    try:
+      return step.evaluate(dataset)
+    except (tf.errors.OpError, UnicodeDecodeError) as error:
+      raise pipeline.explain(error, 0) from error
+
+  return evaluate
 
 
 class Evaluating:

@@ -364,9 +364,11 @@ def create_evaluating(
   evaluated = part.eval_step(step, xla=options.xla, averaged=averaged)
   images = create_pipeline(options, step.model, validation=True)
 
+  accuracy = evaluation.accuracy(evaluated, images, options.num_eval_batches)
+
   def evaluate() -> dict[str, Any]:
     with part.stage('evaluation'):
-      return evaluation.accuracy(evaluated, images, options.num_eval_batches)
+      return accuracy()
 
   return evaluation.Evaluating(
     step,
