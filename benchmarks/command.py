@@ -22,6 +22,7 @@ from typing import Any
 from absl import flags
 
 from benchmarks import memory
+from benchmarks.flags import check_argument
 from benchmarks.flags.devices import MOST
 from benchmarks.flags.steps import LARGEST
 from hpm import writable
@@ -97,6 +98,8 @@ def parse(
   Raises:
     UsageError: what can't be read.
   """
+  for argument in arguments:
+    check_argument(argument)
   try:
     rest = values(['command', *arguments])[1:]
   except flags.Error as error:

@@ -257,7 +257,7 @@ def document() -> str:
 def _status_problems(result: Mapping[str, Any]) -> list[str]:
   status = result.get('status')
   measured = [name for name in THROUGHPUT if name in result]
-  if status not in STATUSES:
+  if not isinstance(status, str) or status not in STATUSES:
     return [f'status {status!r} is none of {", ".join(STATUSES)}']
   if status != 'ok':
     problems = [f'{name} of a {status} run' for name in measured]

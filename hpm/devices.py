@@ -30,6 +30,9 @@ def cpu(count: int | None = None) -> tuple[str, ...]:
 
   They exist to run and to prove every mode without GPUs. TensorFlow fixes their number when it
   first runs an op, so this comes first in a program.
+
+  Raises:
+    UsageError: more than `MOST_CPUS`, or more than TensorFlow has started with.
   """
   count = _checked(count, 2)
   if count > MOST_CPUS:
@@ -54,7 +57,11 @@ def cpu(count: int | None = None) -> tuple[str, ...]:
 
 
 def gpu(count: int | None = None) -> tuple[str, ...]:
-  """`count` GPUs (all of them by default); never a silent fall-back to the CPU."""
+  """`count` GPUs (all of them by default); never a silent fall-back to the CPU.
+
+  Raises:
+    UsageError: more than TensorFlow sees.
+  """
   available = len(tf.config.list_physical_devices('GPU'))
   count = _checked(count, available or 1)
   if count > available:

@@ -13,6 +13,9 @@ import operator
 __all__ = ['DataError', 'UsageError', 'number', 'printable', 'unknown', 'whole']
 
 
+_MOST_CHARACTERS = 2000
+
+
 class UsageError(ValueError):
   """An option, argument or combination that can't work; raised before anything is built."""
 
@@ -77,9 +80,11 @@ def whole(name: str, value: object, least: int = 1) -> int:
 def printable(text: object) -> str:
   """A text in one line, in which nothing moves a terminal's cursor: names of files may be anything.
 
-  What can't be printed is written as in a string of Python's, `\\n` and `\\x1b`.
+  What can't be printed is written as in a string of Python's, `\\n` and `\\x1b`; of a text of more
+  than 2,000 characters, which quotes something endless, the middle is left out.
   """
-  return ''.join(
+  line = ''.join(
     c if c.isprintable() else c.encode('unicode_escape', 'surrogatepass').decode()
     for c in str(text)
   )
+  return line if len(line) <= _MOST_CHARACTERS else f'{line[:1200]} ... {line[-700:]}'

@@ -27,7 +27,11 @@ def check_file(flag: str, path: str) -> None:
 
 
 def check_directory(flag: str, path: str) -> None:
-  """The same of a directory to write in."""
+  """The same of a directory to write in.
+
+  Raises:
+    UsageError: that names the flag, the path and the reason.
+  """
   if not path:
     raise UsageError(f'--{flag}= is empty: give a path, or leave the flag out')
   _check(flag, path, path)

@@ -14,6 +14,7 @@ Nothing here imports TensorFlow: --help and wrong flags are answered before that
 from collections.abc import Sequence
 import math
 import os
+import re
 import textwrap
 import types
 from typing import Any
@@ -43,7 +44,15 @@ from benchmarks.flags import (
 from hpm import errors
 from hpm.errors import UsageError
 
-__all__ = ['CONCERNS', 'Options', 'complete', 'help_text', 'next_command', 'parse']
+__all__ = [
+  'CONCERNS',
+  'Options',
+  'check_argument',
+  'complete',
+  'help_text',
+  'next_command',
+  'parse',
+]
 
 # In the order of --help, in which they are also checked and completed; a preset sets the others.
 CONCERNS = (
@@ -67,6 +76,8 @@ CONCERNS = (
 )
 
 _HELP = {'--help', '-h', '-help', '--h', '-?', '--helpfull', '--helpshort', '--help=true'}
+_LONGEST_NAME = 80
+_MOST_DIGITS = 400  # of a float written out; Python reads no whole number of more than 4,300
 _INDENT = 6 * ' '
 _KINDS = {
   'string': ('NAME', 'a text is'),
@@ -119,7 +130,7 @@ def parse(arguments: Sequence[str]) -> Options | None:
   if _HELP.intersection(arguments):
     return None
   for argument in arguments:
-    _check_argument(argument)
+    check_argument(argument)
   values = _define()
   try:
     rest = values(['run.py', *arguments])[1:]
@@ -198,9 +209,17 @@ def next_command(options: Options) -> list[str]:
   return [f'--{name}={_text(value)}' for name, value in given.items()]
 
 
-def _check_argument(argument: str) -> None:
-  """Refuses what absl would answer oddly, or read for ever."""
+def check_argument(argument: str) -> None:
+  """Refuses what absl would answer oddly, or read for ever.
+
+  Raises:
+    UsageError: that quotes it.
+  """
   name, equals, value = argument.lstrip('-').partition('=')
+  if len(name) > _LONGEST_NAME and argument.startswith('-'):
+    raise UsageError(f"unknown flag '{argument[:_LONGEST_NAME]}...': --help lists all")
+  if re.search(rf'\d{{{_MOST_DIGITS},}}', argument):
+    raise UsageError(f"'{argument[:_LONGEST_NAME]}...': no number has so many digits")
   if not equals or not argument.startswith('-'):
     return
   if f'--{name}' in _HELP:

@@ -35,7 +35,7 @@ def tf_config(environment: Mapping[str, str]) -> Cluster | None:
     jobs: dict[str, Any] = dict(config.get('cluster') or {})
     task = dict(config.get('task') or {})
     kind, index = task.get('type'), int(task.get('index', 0))
-  except (ValueError, TypeError, AttributeError) as error:
+  except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
     raise UsageError(
       f'TF_CONFIG is no JSON of a cluster and a task ({error}): such as {{"cluster": {{"worker": '
       '["a:2222", "b:2222"]}, "task": {"type": "worker", "index": 0}}'
@@ -110,11 +110,11 @@ def slurm(environment: Mapping[str, str], *, num_ps: int = 0, port: int = 2222) 
 
 
 def _hosts(jobs: Mapping[str, Any], job: str) -> tuple[str, ...]:
-  hosts = jobs.get(job) or ()
-  if isinstance(hosts, dict):  # sparse, as TensorFlow allows
-    hosts = [hosts[index] for index in sorted(hosts, key=int)]
-  if isinstance(hosts, str) or not all(isinstance(host, str) for host in hosts):
-    raise UsageError(f'TF_CONFIG: the hosts of {job} are {hosts!r}: a list of host:port is needed')
+  hosts = given = jobs.get(job) or ()
+  if isinstance(hosts, dict) and all(i.isdecimal() and len(i) < 10 for i in hosts):
+    hosts = [hosts[index] for index in sorted(hosts, key=int)]  # sparse, as TensorFlow allows
+  if not isinstance(hosts, (list, tuple)) or not all(isinstance(host, str) for host in hosts):
+    raise UsageError(f'TF_CONFIG: the hosts of {job} are {given!r}: a list of host:port is needed')
   return tuple(hosts)
 
 
@@ -126,7 +126,7 @@ def _variable(environment: Mapping[str, str], name: str) -> str:
 
 def _number(environment: Mapping[str, str], name: str) -> int:
   text = _variable(environment, name)
-  if not text.isdecimal():
+  if not text.isdecimal() or len(text) > 9:
     raise UsageError(f'{name}={text}: Slurm sets it to a number')
   return int(text)
 
@@ -138,5 +138,7 @@ def _counts(text: str) -> list[int]:
     match = re.fullmatch(r'([0-9]+)(?:\(x([0-9]+)\))?', part)
     if not match:
       raise UsageError(f'SLURM_STEP_TASKS_PER_NODE={text}: such as 2(x3),1 is expected')
+    if len(match[1]) > 4 or len(match[2] or '') > 5:
+      raise UsageError(f'SLURM_STEP_TASKS_PER_NODE={text}: more tasks than any step has')
     counts += int(match[2] or 1) * [int(match[1])]
   return counts

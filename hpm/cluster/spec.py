@@ -14,6 +14,7 @@ __all__ = ['JOBS', 'Address', 'Cluster', 'parse_address', 'parse_hosts']
 JOBS = ('worker', 'ps')
 # Between the chief's port and that of its heartbeat, unless a task there has that port.
 _HEARTBEAT_OFFSET = 1000
+_DIGITS = 18  # of a host's number
 _MOST_HOSTS = 10_000  # of a list; more is a slip of the pen, and takes all memory to write out
 
 
@@ -168,7 +169,7 @@ def parse_address(text: str, owner: str) -> Address:
   Raises:
     UsageError: it has no port, or no host.
   """
-  match = re.fullmatch(r'(?:\[([0-9A-Fa-f:.]+)\]|([^\s:/\[\]]+)):([0-9]+)', text)
+  match = re.fullmatch(r'(?:\[([0-9A-Fa-f:.]+)\]|([^\s:/\[\]]+)):([0-9]{1,9})', text)
   if not match:
     raise UsageError(
       f'{text!r} of {owner} is no address: host:port is needed, such as 10.0.0.1:2222'
@@ -216,7 +217,12 @@ def _expanded(text: str) -> list[str]:
   names = []
   for part in match[1].split(','):
     first, dash, last = part.partition('-')
-    if not first or (dash and not last) or (dash and int(first) > int(last)):
+    if (
+      not first
+      or (dash and not last)
+      or max(len(first), len(last)) > _DIGITS
+      or (dash and int(first) > int(last))
+    ):
       raise UsageError(f'{text!r}: [{match[1]}] is no range: such as [0-3] or [1,4-6] is needed')
     numbers = range(int(first), int(last or first) + 1)
     if numbers.stop - numbers.start > _MOST_HOSTS:

@@ -59,6 +59,9 @@ def application(
     num_classes, dtype, data_format: as for every model.
     image_size: in pixels; by default the application's own, or 224 where it takes any.
     **options: what else the application's function takes, such as `alpha`.
+
+  Raises:
+    UsageError: there is no such model or option, or the option is decided here.
   """
   functions = {
     key: value
@@ -109,6 +112,9 @@ def from_function(name: str, **options: Any) -> Model:
     name: 'package.module:function'. It is called as `from_keras` calls one, with those options that
       it takes; the others must be what its model has anyway, else they are refused.
     **options: as for `hpm.models.create`, and for a Keras model those of `from_keras`.
+
+  Raises:
+    UsageError: the module or function is not there, or needs what no option gives.
   """
   function = _imported(name)
   parameters = inspect.signature(function).parameters

@@ -443,7 +443,11 @@ _TORCH_BRANCHES_3 = {
 
 
 def keras_layer(model: str, layer: str) -> str:
-  """'mixed2/branch3/conv2' -> 'conv2d_17', for Inception v3 without its auxiliary head."""
+  """'mixed2/branch3/conv2' -> 'conv2d_17', for Inception v3 without its auxiliary head.
+
+  Raises:
+    UsageError: of any other model of this family.
+  """
   if model != 'inception3':
     raise UsageError(f'{model}: keras.applications has Inception v3 alone of this family')
   if layer == 'logits':
@@ -490,7 +494,11 @@ def _keras_order() -> list[tuple[str, int]]:
 
 
 def torch_layer(model: str, layer: str) -> str:
-  """'mixed3a/branch2/conv1' -> 'inception3a.branch2.0.conv', as in torchvision."""
+  """'mixed3a/branch2/conv1' -> 'inception3a.branch2.0.conv', as in torchvision.
+
+  Raises:
+    UsageError: torchvision has no such model.
+  """
   if model not in ('googlenet', 'inception3'):
     raise UsageError(f'{model}: torchvision has googlenet and inception3 of this family')
   if layer == 'logits':

@@ -327,7 +327,11 @@ def _as_stored(value: np.ndarray) -> np.ndarray:
 
 @contextlib.contextmanager
 def building(dtype: str, data_format: str, seed: int = 0) -> Iterator[None]:
-  """Keras's global settings for what is built inside; variables come to lie on the CPU."""
+  """Keras's global settings for what is built inside; variables come to lie on the CPU.
+
+  Raises:
+    UsageError: a dtype or layout that Keras has not.
+  """
   for kind, value, valid in (
     ('dtype', dtype, _POLICIES),
     ('data_format', data_format, _LAYOUTS),

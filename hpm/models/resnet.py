@@ -308,7 +308,11 @@ def keras_layer(model: str, layer: str) -> str:
 
 
 def torch_layer(model: str, layer: str) -> str:
-  """'stage2/block3/conv1' -> 'layer2.2.conv1', as in torchvision and timm."""
+  """'stage2/block3/conv1' -> 'layer2.2.conv1', as in torchvision and timm.
+
+  Raises:
+    UsageError: torchvision has no such model.
+  """
   if model.endswith('_v2'):
     raise UsageError(f'{model}: torchvision has no ResNet v2 to take weights from')
   if model in ('resnet50', 'resnet101', 'resnet152', 'resnet200'):

@@ -13,7 +13,7 @@ __all__ = ['LARS']
 
 @dataclasses.dataclass(frozen=True)
 class LARS:
-  """a = momentum * a + lr * trust * |w| / (|g| + decay * |w|) * (g + decay * w); w -= a
+  """a = momentum * a + lr * trust * |w| / (|g| + decay * |w|) * (g + decay * w); w -= a.
 
   You, Gitman & Ginsburg 2017 (arXiv:1708.03888), algorithm 1. Parameters of one axis (biases, batch
   norm) decay not at all and take the rate as it is, as do those whose norm or gradient is nought.

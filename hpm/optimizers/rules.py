@@ -46,7 +46,7 @@ def learning_rate_at(learning_rate: float | Schedule, step: tf.Tensor) -> tf.Ten
 
 @dataclasses.dataclass(frozen=True)
 class SGD:
-  """w -= lr * g"""
+  """Plain descent: w -= lr * g."""
 
   learning_rate: float | Schedule
   slots: ClassVar[Mapping[str, float]] = {}
@@ -96,7 +96,7 @@ class Momentum:
 
 @dataclasses.dataclass(frozen=True)
 class RMSProp:
-  """r = decay * r + (1 - decay) * g^2; a = momentum * a + lr * g / sqrt(r + epsilon); w -= a
+  """r = decay * r + (1 - decay) * g^2; a = momentum * a + lr * g / sqrt(r + epsilon); w -= a.
 
   Defaults are tf_cnn_benchmarks' (decay 0.9, momentum 0.9, epsilon 1.0 under the root); r starts at
   one, as in TensorFlow 1.

@@ -32,6 +32,9 @@ def piecewise(boundaries: Sequence[int], rates: Sequence[float]) -> Schedule:
   Args:
     boundaries: steps, increasing; step b already has the next rate.
     rates: one more than boundaries.
+
+  Raises:
+    UsageError: another number of rates, boundaries that do not rise, or what is no number.
   """
   if len(rates) != len(boundaries) + 1:
     raise UsageError(

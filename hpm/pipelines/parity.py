@@ -244,7 +244,11 @@ def _summary(results: Sequence[Result]) -> dict[str, dict[str, Any]]:
 
 
 def picture(results: Sequence[Result], path: str) -> None:
-  """Writes a sheet of the images that differ most to a file that PIL can write."""
+  """Writes a sheet of the images that differ most to a file that PIL can write.
+
+  Raises:
+    UsageError: it can not be written there.
+  """
   from PIL import Image, ImageDraw
 
   def strength(result: Result) -> float:

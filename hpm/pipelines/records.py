@@ -100,7 +100,11 @@ def shard_files(data_dir: str, split: str) -> list[str]:
 
 
 def is_empty(path: str) -> bool:
-  """Whether a file has no byte at all; TensorFlow takes such a shard for one of no records."""
+  """Whether a file has no byte at all; TensorFlow takes such a shard for one of no records.
+
+  Raises:
+    DataError: it can not be read.
+  """
   try:
     return os.stat(path).st_size == 0
   except OSError as error:

@@ -49,6 +49,7 @@ def sheet(
     **pipeline_options: of `tfdata`, such as `use_bbox` or `seed`.
 
   Raises:
+    UsageError: a number below 1, or a sheet of too many pixels.
     DataError: Pillow isn't there, or what the pipeline raises.
   """
   try:

@@ -23,11 +23,16 @@ SHORT_SIDE = 256
 
 
 def file_name(split: str, shard: int, num_shards: int) -> str:
+  """The name of a shard, as in `train-00003-of-00008.raw`."""
   return f'{split}-{shard:05d}-of-{num_shards:05d}.raw'
 
 
 def prepare(item: convert.Item, short_side: int = SHORT_SIDE) -> raw_file.RawImage:
-  """See `convert.Format`."""
+  """See `convert.Format`.
+
+  Raises:
+    DataError: the image can not be decoded.
+  """
   try:
     with tf.device('/CPU:0'):
       image = augment.decode(tf.constant(item.contents.encoded))
@@ -62,7 +67,11 @@ def check(path: str) -> tuple[int, str]:
 
 
 def configure(detail: str) -> Any:
-  """This format with another size, as in raw:320."""
+  """This format with another size, as in raw:320.
+
+  Raises:
+    UsageError: it is no size.
+  """
   fix = 'give the short side in pixels, as in raw:256'
   if not detail.isdecimal():
     raise UsageError(f'format raw:{detail}: {fix}')

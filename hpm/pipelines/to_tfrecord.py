@@ -18,6 +18,7 @@ PROCESSES = False  # reading, hashing and writing let go of the interpreter's lo
 
 
 def file_name(split: str, shard: int, num_shards: int) -> str:
+  """The name of a shard, as in `train-00003-of-00008`."""
   return f'{split}-{shard:05d}-of-{num_shards:05d}'
 
 

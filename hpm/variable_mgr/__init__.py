@@ -84,6 +84,9 @@ def create(
     num_workers: how many processes train one model; `name` is then one of `DISTRIBUTED_MANAGERS`,
       and `hpm.cluster` gives the options of this process.
     **options: what the manager's own class takes.
+
+  Raises:
+    UsageError: there is no such manager or option, or it can not be had with the others.
   """
   if variable_consistency not in ('relaxed', 'strong'):
     raise UsageError(f'variable_consistency {variable_consistency!r}: use strong or relaxed')

@@ -244,6 +244,7 @@ def split(flat: tf.Tensor, sizes: Sequence[int], device: str) -> list[tf.Tensor]
 
 
 def flat(value: tf.Tensor, device: str) -> tf.Tensor:
+  """A tensor of one axis with the same elements, on its device."""
   if value.shape.rank == 1:
     return value
   with tf.device(device):

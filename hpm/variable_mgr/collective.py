@@ -127,7 +127,11 @@ class Collective:
 
 
 def nccl(devices: Sequence[str], **options: Any) -> Collective:
-  """`Collective` held to NCCL; refused where a device is no GPU: nothing else would be NCCL."""
+  """`Collective` held to NCCL; refused where a device is no GPU: nothing else would be NCCL.
+
+  Raises:
+    UsageError: a device is no GPU.
+  """
   if not all('GPU' in device.upper() for device in devices):
     raise UsageError(
       f"all-reduce 'nccl' needs GPUs, but the devices are {', '.join(devices)}: "

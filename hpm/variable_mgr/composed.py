@@ -139,6 +139,9 @@ def build(
     devices: device strings.
     options: each is given to the algorithms whose signature has it. What has no `transfer_dtype`
       is wrapped in `HalfTransfer` instead.
+
+  Raises:
+    UsageError: the spec can not be read, or not be had on these devices or with these options.
   """
   ranges = specs.parse(spec, names)
   specs.check_devices(spec, ranges, devices)

@@ -131,7 +131,7 @@ def parse_size(text: str) -> int:
     UsageError: anything else.
   """
   match = re.fullmatch(r'([0-9]+)([kKmMgGtT]?)', text)
-  if not match or not int(match[1]):
+  if not match or not match[1].strip('0'):
     raise UsageError(
       f'size {text!r}: a whole number of bytes above 0 is needed, or one with k, M, G or T '
       '(powers of 1024), such as 32k'
