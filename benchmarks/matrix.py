@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 import json
 import os
-from pathlib import Path
 import subprocess
 import sys
 from typing import Any, NamedTuple
 
 from benchmarks import cells, files, presets, published, runs
 from benchmarks.page import rates
+from hpm import json_file
 from hpm.errors import UsageError
 
 __all__ = [
@@ -95,8 +95,8 @@ def prepare(out: str, wanted: Matrix) -> None:
   path = os.path.join(out, 'matrix.json')
   asked = json.loads(json.dumps(dataclasses.asdict(wanted)))
   try:
-    there = json.loads(Path(path).read_text())
-  except (OSError, ValueError):
+    there = dict(json_file.read(path))
+  except (OSError, ValueError, TypeError):
     files.write(path, json.dumps(asked, indent=2) + '\n')
     return
   for name, value in asked.items():

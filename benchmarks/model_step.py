@@ -44,7 +44,7 @@ import rich.table
 
 from benchmarks import command, files, machine
 from benchmarks.step_workers import NAMESAKES, OPTIONS
-from hpm import models
+from hpm import json_file, models
 from hpm.errors import UsageError, unknown
 
 __all__ = ['CONTENDERS', 'main', 'ratio_interval']
@@ -187,7 +187,13 @@ def earlier_rounds(path: str | None, result: dict[str, Any]) -> list[dict[str, A
   """The rounds in a file of the same comparison; none if it isn't there."""
   if path is None or not Path(path).exists():
     return []
-  earlier = json.loads(Path(path).read_text())
+  try:
+    earlier = dict(json_file.read(path))
+    list(earlier['rounds'])
+  except (OSError, ValueError, TypeError, KeyError) as error:
+    raise UsageError(
+      f'--json={path}: holds no rounds of a comparison ({error}): name another file'
+    ) from None
   if earlier.get('comparison') != result['comparison']:
     raise UsageError(
       f'--json={path}: holds another comparison ({earlier.get("comparison")}): name another file'

@@ -11,17 +11,16 @@ docs/results_schema.md is written from it: python -m benchmarks.results > docs/r
 from collections.abc import Mapping
 import json
 import math
-import os
 from typing import Any, NamedTuple
 
 from benchmarks import files
+from hpm import json_file
 from hpm.errors import DataError
 
 __all__ = ['FIELDS', 'SCHEMA_VERSION', 'STATUSES', 'Field', 'document', 'read', 'validate', 'write']
 
 # 1: the first. 2: percentiles, interval, warnings, repeated runs, `status` stopped and finished.
 SCHEMA_VERSION = 2
-_LARGEST = 2**28  # characters of a file; a million steps take a tenth of that
 
 STATUSES = {
   'ok': 'measured, or evaluated',
@@ -215,16 +214,8 @@ def read(path: str) -> dict[str, Any]:
     DataError: there is none, or it is damaged or of another schema.
   """
   try:
-    if os.path.exists(path) and not os.path.isfile(path):
-      raise ValueError('not a regular file')
-    with open(path, encoding='utf-8') as file:
-      text = file.read(_LARGEST + 1)
-    if len(text) > _LARGEST:
-      raise ValueError(f'more than {_LARGEST >> 20} MiB')
-    result = json.loads(text)
+    result = json_file.read(path)
     validate(result)
-  except RecursionError:
-    raise DataError(f'{path} is no result of benchmarks/run.py: nested too deeply') from None
   except (OSError, ValueError) as error:
     raise DataError(f'{path} is no result of benchmarks/run.py: {error}') from error
   return result

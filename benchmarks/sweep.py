@@ -26,13 +26,12 @@ import importlib.util
 import itertools
 import json
 import os
-from pathlib import Path
 import sys
 from typing import Any, NamedTuple
 
 from benchmarks import cells, command, files, flags, process, published, runs
 from benchmarks.loop import say
-from hpm import errors
+from hpm import errors, json_file
 from hpm.errors import DataError, UsageError
 
 __all__ = ['Cell', 'Point', 'grid', 'main', 'points', 'table']
@@ -237,8 +236,8 @@ def _prepare(out: str, wanted: Sequence[Cell]) -> None:
   """
   path = os.path.join(out, 'commands.json')
   try:
-    there = json.loads(Path(path).read_text())
-  except (OSError, ValueError):
+    there = dict(json_file.read(path))
+  except (OSError, ValueError, TypeError):
     there = {}
   for cell in wanted:
     if there.get(cell.name, cell.command) != cell.command:

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from hpm import json_file
 from hpm.errors import DataError, UsageError, whole
 from hpm.step import TrainStep
 
@@ -271,8 +272,7 @@ def facts(path: str) -> dict[str, Any]:
     DataError: it is of a newer schema.
   """
   try:
-    with open(os.path.join(path, _META)) as file:
-      meta = json.load(file)
+    meta = json_file.read(os.path.join(path, _META))
     if not isinstance(meta, dict):
       raise ValueError(f'{_META} holds no object')
   except (OSError, ValueError) as error:

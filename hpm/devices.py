@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from hpm.errors import UsageError
+from hpm.errors import UsageError, whole
 
 __all__ = ['CPU', 'MOST_CPUS', 'cpu', 'gpu', 'select']
 
@@ -76,6 +76,4 @@ def gpu(count: int | None = None) -> tuple[str, ...]:
 def _checked(count: int | None, default: int) -> int:
   if count is None:
     return default
-  if count < 1:
-    raise UsageError(f'number of devices {count}: at least 1 is needed')
-  return count
+  return whole('number of devices', count)

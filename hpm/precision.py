@@ -29,10 +29,13 @@ class DynamicLossScale:
   maximum = 2.0**24
 
   def __post_init__(self) -> None:
-    if not self.minimum <= self.initial <= self.maximum:
-      raise errors.UsageError(f'initial loss scale {self.initial}: must lie in [1, 2**24]')
-    if self.increase_every < 1:
-      raise errors.UsageError(f'increase_every {self.increase_every}: must be at least 1')
+    errors.number(
+      'initial loss scale',
+      self.initial,
+      'a number from 1 to 2**24',
+      lambda x: self.minimum <= x <= self.maximum,
+    )
+    errors.whole('increase_every', self.increase_every)
 
 
 @dataclasses.dataclass(frozen=True)

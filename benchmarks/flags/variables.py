@@ -1,13 +1,12 @@
 """Where variables live, and how gradients meet."""
 
-import json
 import re
 from typing import Any
 
 from absl import flags
 
 from benchmarks.flags import cluster
-from hpm import errors, variable_mgr
+from hpm import errors, json_file, variable_mgr
 from hpm.errors import UsageError
 from hpm.variable_mgr import spec as specs
 from hpm.variable_mgr import topology as topologies
@@ -348,8 +347,7 @@ def _topology(text: str) -> str | list[list[float]]:
   if not text.endswith('.json'):
     raise errors.unknown('--network_topology', text, [*topologies.TOPOLOGIES, 'FILE.json'])
   try:
-    with open(text) as file:
-      links = json.load(file)
+    links = json_file.read(text)
     topologies.from_links(links)
   except UsageError as error:
     raise UsageError(f'{flag}: {error}') from None

@@ -25,7 +25,7 @@ import numpy as np
 import tensorflow as tf
 
 from hpm import errors, registry
-from hpm.errors import UsageError
+from hpm.errors import UsageError, whole
 from hpm.models import STEM_REWRITES, flops, rewrites
 
 __all__ = ['BatchNorm', 'Builder', 'Forward', 'Model', 'Spec']
@@ -625,10 +625,9 @@ class Model:
       raise UsageError(f'dtype {dtype!r}: use float32, float16 or bfloat16')
     if data_format not in ('NHWC', 'NCHW'):
       raise UsageError(f'data_format {data_format!r}: use NHWC or NCHW')
-    if min(image_shape) < 1:
-      raise UsageError(f'image shape {image_shape}: sizes must be positive')
-    if num_classes < 1:
-      raise UsageError(f'num_classes {num_classes}: at least 1 is needed')
+    for side in image_shape:
+      whole('image shape', side)
+    num_classes = whole('num_classes', num_classes)
     self.name = name
     self.image_shape = tuple(image_shape)
     self.num_classes = num_classes

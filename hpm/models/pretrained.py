@@ -15,7 +15,6 @@ moving mean, and are subtracted from it; back in Keras they are zero.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import importlib
-import json
 import math
 import os
 from pathlib import Path
@@ -27,7 +26,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hpm import errors
+from hpm import errors, json_file
 from hpm.errors import DataError, UsageError
 from hpm.models import MODELS
 from hpm.models.builder import Model
@@ -409,7 +408,7 @@ def _read_safetensors(path: str) -> Values:
   values = {}
   try:
     (size,) = struct.unpack_from('<Q', data)
-    header = json.loads(data[8 : 8 + size])
+    header = json_file.parse(data[8 : 8 + size])
     body = memoryview(data)[8 + size :]
     for name, entry in header.items():
       if name != '__metadata__':

@@ -21,7 +21,7 @@ import os
 import random
 from typing import Any, NamedTuple, Protocol
 
-from hpm import pipelines
+from hpm import json_file, pipelines
 from hpm.errors import DataError, UsageError
 from hpm.pipelines import base, detect, progress, skips, sources
 
@@ -402,8 +402,7 @@ def _write_json(path: str, value: Any) -> None:
 
 def _read_json(path: str) -> Any:
   try:
-    with open(path, encoding='utf-8') as file:
-      return json.load(file)
+    return json_file.read(path)
   except (OSError, ValueError):
     return None
 

@@ -2,12 +2,11 @@
 
 from collections.abc import Iterable
 import glob
-import json
 import os
 import re
 from typing import Any
 
-from hpm import pipelines
+from hpm import json_file, pipelines
 from hpm.errors import DataError
 
 __all__ = ['SHARD', 'add_source', 'source', 'splits_of']
@@ -72,8 +71,7 @@ def _prepared_tfds(directory: str) -> list[str]:
   for place in ('', os.path.join('*', '[0-9]*'), os.path.join('*', '*', '[0-9]*')):
     for path in glob.glob(os.path.join(glob.escape(directory), place, 'dataset_info.json')):
       try:
-        with open(path, encoding='utf-8') as file:
-          found = json.load(file)
+        found = json_file.read(path)
       except (OSError, ValueError):
         continue
       if isinstance(found, dict) and 'name' in found:

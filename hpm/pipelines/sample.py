@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 
+from hpm import json_file
 from hpm.errors import DataError, UsageError
 from hpm.pipelines import base, records
 
@@ -169,8 +170,7 @@ def _describe(out: str, num_images: int, already_there: bool) -> Sample:
 def _check_same(out: str, options: dict[str, int]) -> None:
   """Refuses a directory that holds anything but the sample of these options, complete."""
   try:
-    with open(os.path.join(out, _MANIFEST), encoding='utf-8') as file:
-      manifest = json.load(file)
+    manifest = json_file.read(os.path.join(out, _MANIFEST))
     shards = dict(manifest['shards'])
   except (OSError, ValueError, KeyError, TypeError):
     raise UsageError(

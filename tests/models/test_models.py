@@ -157,7 +157,7 @@ def test_models_that_are_not_there_or_do_not_fit_are_refused():
     "dtype 'float64'": {'name': 'lenet', 'dtype': 'float64'},
     "data_format 'NCWH'": {'name': 'lenet', 'data_format': 'NCWH'},
     'num_classes 0': {'name': 'lenet', 'num_classes': 0},
-    'sizes must be positive': {'name': 'lenet', 'image_size': 0},
+    'image shape 0: a whole number': {'name': 'lenet', 'image_size': 0},
   }
   for message, options in refused.items():
     with pytest.raises(hpm.errors.UsageError, match=message):
