@@ -70,6 +70,8 @@ setup(
     # in one process; the tests keep them apart, and take another Python, too (TORCH_PYTHON).
     'torch': ['torch>=2.4,<3', 'torchvision>=0.19,<1', 'safetensors>=0.4,<1'],
     'sample': SAMPLE,
+    # Fuzzing that follows coverage, in a long test that is skipped without it.
+    'fuzz': ['atheris>=3,<4'],
     'test': [
       *SAMPLE,
       *INDEXED,

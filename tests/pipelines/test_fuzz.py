@@ -5,8 +5,11 @@ ones, cut, spliced and overwritten, since noise gets no further than the first b
 """
 
 import os
+from pathlib import Path
 import resource
 import struct
+import subprocess
+import sys
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -270,3 +273,30 @@ def test_an_image_that_claims_gigapixels_is_not_decoded(side, bad_records, tmp_p
         list(made.dataset())
       assert 'max_pixels' in str(made.explain(raised.value)) or 'max_pixels' in str(raised.value)
   assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MOST_MIB * 1024
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('target', ['segments', 'raw'])
+def test_fuzzing_that_follows_coverage(target, indexed, tmp_path):
+  pytest.importorskip('atheris')
+  (tmp_path / 'corpus').mkdir()
+  raw_file.write(
+    str(tmp_path / 'corpus' / 'raw'), [raw_file.RawImage(np.zeros((2, 2, 3), np.uint8), 1, 'a')]
+  )
+  (tmp_path / 'corpus' / 'indexed').write_bytes(indexed)
+  (tmp_path / 'corpus' / 'plain').write_bytes(indexed_jpeg.without_index(indexed))
+  root = Path(__file__).parents[2]
+  done = subprocess.run(
+    [
+      *(sys.executable, str(root / 'tests' / 'pipelines' / 'guided.py'), target),
+      *('-max_total_time=30', '-rss_limit_mb=2048', '-timeout=5', '-seed=1'),
+      str(tmp_path / 'corpus'),
+    ],
+    env={**os.environ, 'PYTHONPATH': str(root)},
+    cwd=tmp_path,
+    capture_output=True,
+    text=True,
+    timeout=120,
+  )
+  assert done.returncode == 0, done.stderr[-3000:]
+  assert 'DONE' in done.stderr
