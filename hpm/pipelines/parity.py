@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from hpm import pipelines
 from hpm.errors import DataError, UsageError
-from hpm.pipelines import augment, base, dali_graph, detect, faults, order
+from hpm.pipelines import augment, base, dali_graph, detect, faults, order, show
 
 __all__ = ['Result', 'compare', 'picture', 'table']
 
@@ -308,8 +308,8 @@ def add_arguments(parser: Any) -> None:
 
 def run(args: Any) -> tuple[str, int]:
   """The command; returns what to print, and 1 if the pipelines don't agree."""
-  if args.out and not args.out.endswith('.png'):
-    raise UsageError(f'--out={args.out}: a name that ends in .png is needed')
+  if args.out:
+    show.check_name(args.out)
   results = compare(
     args.source or detect.source(args.data_dir),
     num_images=args.num_images,

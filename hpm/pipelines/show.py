@@ -21,7 +21,7 @@ from hpm.pipelines import base, detect, faults, sources, tfdata
 if TYPE_CHECKING:
   from PIL import Image
 
-__all__ = ['sheet']
+__all__ = ['check_name', 'sheet']
 
 _MOST_PIXELS = 2**27  # of a sheet: as RGB 400 MB
 _GAP = 8
@@ -93,6 +93,21 @@ def sheet(
   return result
 
 
+def check_name(path: str) -> None:
+  """Refuses the name of a picture whose end says no format that Pillow writes.
+
+  Raises:
+    UsageError: with an end that does.
+    DataError: Pillow isn't there.
+  """
+  try:
+    from PIL import Image
+  except ImportError:
+    raise DataError('a picture needs Pillow: pip install pillow') from None
+  if Image.registered_extensions().get(os.path.splitext(path)[1].lower()) not in Image.SAVE:
+    raise UsageError(f'--out={path}: a name that ends in .png, .jpg or the like is needed')
+
+
 def _views(
   source: sources.Source,
   num_images: int,
@@ -150,8 +165,7 @@ def add_arguments(parser: Any) -> None:
 
 def run(args: Any) -> str:
   """Runs the command with its parsed flags; returns what to print."""
-  if not args.out.endswith('.png'):
-    raise UsageError(f'--out={args.out}: a name that ends in .png is needed')
+  check_name(args.out)
   drawn = sheet(
     args.source or detect.source(args.dir),
     options={'data_dir': args.dir, 'split': args.split},

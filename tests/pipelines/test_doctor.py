@@ -225,7 +225,7 @@ def test_the_contact_sheet_shows_originals_boxes_and_views(sample_dir, tmp_path,
   columns = [pixels[36:100, 80 + 72 * i : 144 + 72 * i] for i in range(3)]
   assert all(column.std() > 5 for column in columns)
   assert not np.array_equal(columns[0], columns[1])
-  assert command_line.main([*arguments[:2], '--out=x.nonsense', '--num_images=1']) == 1
+  assert command_line.main([*arguments[:2], '--out=x.nonsense', '--num_images=1']) == 2
   assert 'x.nonsense' in capsys.readouterr().err
 
 
