@@ -24,7 +24,7 @@ import rich.table
 from benchmarks import process
 import hpm
 
-__all__ = ['MEMORIES_GB', 'main', 'planned', 'show']
+__all__ = ['MEMORIES_GB', 'main', 'of', 'planned', 'show']
 
 MEMORIES_GB = (12, 16, 80)  # K80 (each of its GPUs), P100 and V100, A100 and H100
 _CHIEF = '/job:worker/task:0'
@@ -79,6 +79,23 @@ def show(options: Any) -> None:
     "Backprop is counted in multiply-adds. Memory is that of tensors; kernels' workspace, the "
     "allocator's losses and the CUDA context come on top."
   )
+
+
+def of(options: Any) -> hpm.planning.Plan:
+  """The plan of the step that the flags describe, which are completed.
+
+  Raises:
+    UsageError: flags that can't work, on whatever devices.
+  """
+  from benchmarks import flags
+
+  devices = [f'/{(options.device or "gpu").upper()}:{i}' for i in range(options.num_gpus or 1)]
+  flags.complete(options, devices)
+  process.import_tensorflow()
+  import tensorflow as tf
+
+  with tf.Graph().as_default(), tf.device(_CHIEF if flags.cluster.tasks(options) else None):
+    return planned(options, devices)[1]
 
 
 def planned(
