@@ -25,6 +25,7 @@ Exit code: 0 done; 1 data that can't be read; 2 flags that can't work.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
+import dataclasses
 import itertools
 import os
 import statistics
@@ -86,8 +87,11 @@ def main(arguments: Sequence[str]) -> int:
   return run.main([*arguments, '--diagnose'])
 
 
-def show(options: Any) -> None:
+def show(options: Any) -> dict[str, Any]:
   """Measures what the flags describe, and prints the table and the verdict.
+
+  Returns:
+    What a result says of it (`results.FIELDS`): `diagnosis`, and what was diagnosed.
 
   Raises:
     UsageError: flags that can't work here.
@@ -104,6 +108,32 @@ def show(options: Any) -> None:
   result = diagnosis.verdict(times)
   console.print(_table(found, facts, times))
   console.print(result.sentence, soft_wrap=True)
+  said = {
+    **{name: _finite(value) for name, value in dataclasses.asdict(result).items()},
+    'alike': list(result.alike),
+    'advice': diagnosis.ADVICE['decode' if result.limit == 'contention' else result.limit],
+    'parts': dict(times.parts),
+    'gains': {name: _finite(gain) for name, gain in times.gains().items()},
+    'predicted_s': times.step(),
+    'measured_s': measured_step(found),
+    'images': facts['images'],
+    'matrix_product_flops': facts['product_flops'] / statistics.median(found['product']),
+  }
+  return {
+    'model': options.model,
+    'devices': list(devices),
+    'batch_size_per_device': options.batch_size,
+    'diagnosis': said,
+  }
+
+
+def measured_step(found: Measured) -> float:
+  """Seconds a step of the whole run."""
+  return statistics.median(found.get('run', found['step']))
+
+
+def _finite(value: Any) -> Any:
+  return None if value == float('inf') else value
 
 
 def measure(
@@ -284,7 +314,7 @@ def _table(found: Measured, facts: Mapping[str, Any], times: diagnosis.Times) ->
     table.add_row(name, f'{took * 1e3:.2f}', rate, shown)
   table.add_section()
   predicted = times.step()
-  measured = statistics.median(found.get('run', found['step']))
+  measured = measured_step(found)
   table.add_row('a step, predicted', f'{predicted * 1e3:.2f}', f'{images / predicted:,.0f}', '')
   table.add_row('a step, measured', f'{measured * 1e3:.2f}', f'{images / measured:,.0f}', '')
   product = facts['product_flops'] / statistics.median(found['product'])

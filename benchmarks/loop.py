@@ -262,7 +262,7 @@ def throughput(timed: speed.Speed) -> dict[str, Any]:
   return {
     'images_per_second': timed.mean,
     'images_per_second_median': timed.median,
-    'images_per_second_interval': speed.interval(timed.seconds, statistics.fmean(timed.images)),
+    'images_per_second_interval': speed.interval(speed.blocks(timed.seconds, timed.images), 1.0),
     'standard_error': timed.standard_error,
     'jitter': timed.jitter,
     'step_seconds': timed.seconds,

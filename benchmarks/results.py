@@ -23,7 +23,7 @@ __all__ = ['FIELDS', 'SCHEMA_VERSION', 'STATUSES', 'Field', 'document', 'read', 
 SCHEMA_VERSION = 2
 
 STATUSES = {
-  'ok': 'measured, or evaluated',
+  'ok': 'measured, evaluated or diagnosed',
   'failed': 'ended by an error, see `reason`',
   'stopped': 'ended by SIGTERM, after a checkpoint where there is a `--train_dir`',
   'finished': 'nothing to do: the checkpoint has reached `--num_batches` or `--num_epochs`',
@@ -49,7 +49,7 @@ FIELDS = {
   'schema_version': Field('count', 'always', f'{SCHEMA_VERSION}'),
   'status': Field('text', 'always', ', '.join(f'`{name}`' for name in STATUSES)),
   'reason': Field('text', 'optional', 'why there is no throughput; in all but `ok`'),
-  'mode': Field('text', 'always', '`training`, `evaluation` or `forward only`'),
+  'mode': Field('text', 'always', '`training`, `evaluation`, `forward only` or `diagnosis`'),
   'started_at': Field('text', 'always', 'UTC, ISO 8601'),
   'command': Field('texts', 'always', 'the arguments as given'),
   'flags_given': Field('object', 'always', 'flag to value, of those on the command line'),
@@ -81,8 +81,8 @@ FIELDS = {
   'images_per_second_interval': Field(
     'numbers?',
     'throughput',
-    '95 % confidence, lower and upper end: from the steps, taken for '
-    'independent, or with `--num_runs` from the runs; null for a single one, and where they are '
+    '95 % confidence, lower and upper end: from ten blocks of '
+    'steps, or with `--num_runs` from the runs; null for a single one, and where they are '
     'so few and so far apart that the rate has no upper end',
   ),
   'standard_error': Field('number', 'throughput', 'of the steps, images/s'),
@@ -152,6 +152,26 @@ FIELDS = {
     'with `--usd_per_hour`: that, `images_per_usd`, and `usd_to_accuracy` if one was reached',
   ),
   'files': Field('object', 'optional', 'flag to path, of traces, profiles and graphs written'),
+  'image_bytes': Field(
+    'object',
+    'optional',
+    'bytes of an image: `pixels` (uint8, to the device), and `encoded` (mean of the first records '
+    'of the data), null without such data',
+  ),
+  'input_demand': Field(
+    'object',
+    'optional',
+    'of each device of this process: `images_per_second`, and at 10^6 bytes a MB '
+    '`pixels_mb_per_second` and `encoded_mb_per_second` (null as above)',
+  ),
+  'diagnosis': Field(
+    'object',
+    'optional',
+    'of `--diagnose`: `sentence`, `limit`, `gain` (share of speed without it; null: all of it), '
+    '`alike`, `behind` and `behind_gain`, `advice`, `parts` (seconds a step of each alone), '
+    '`gains`, `predicted_s` and `measured_s` of a step, `images` of a step, '
+    '`matrix_product_flops` (a second)',
+  ),
   'published': Field(
     'object',
     'optional',
@@ -253,7 +273,8 @@ def _status_problems(result: Mapping[str, Any]) -> list[str]:
   if status != 'ok':
     problems = [f'{name} of a {status} run' for name in measured]
     return problems + ([] if result.get('reason') else [f'no reason for status {status}'])
-  if len(measured) < len(THROUGHPUT) and (measured or 'accuracy' not in result):
+  instead = 'accuracy' in result or 'diagnosis' in result
+  if len(measured) < len(THROUGHPUT) and (measured or not instead):
     return [f'no {name}' for name in THROUGHPUT if name not in result]
   seconds, images = result.get('step_seconds', [0]), result.get('step_images', [0])
   if isinstance(seconds, list) and isinstance(images, list) and len(seconds) == len(images) > 0:

@@ -40,6 +40,7 @@ from benchmarks import (
   comparison,
   cost,
   curves,
+  demand,
   diagnose,
   evaluation,
   flags,
@@ -93,7 +94,9 @@ def main(arguments: Sequence[str]) -> int:
       return 0
     if options.diagnose:
       process.set_environment(flags.runtime.environment(options, dict(os.environ)))
-      diagnose.show(options)
+      record = begin(arguments, options)
+      with recorded(options, record):
+        record |= diagnose.show(options)
       return 0
     if options.local_cluster or flags.cluster.starts_host(options):
       return local_cluster.run(arguments, options)
@@ -105,6 +108,7 @@ def main(arguments: Sequence[str]) -> int:
       else:
         benchmark(options, record, stop)
       if 'images_per_second' in record:
+        note_demand(record)
         note_published(options, record)
     say(closing(options, record))
   except Finished as finished:
@@ -183,6 +187,8 @@ def run_as(
       **part.manager_options,
     )
   note_parts(record, model, devices, options, part)
+  if not options.eval:
+    record['image_bytes'] = demand.image_bytes(model.image_size, pipeline)
   epoch_size = epoch_size_of(options, pipeline)
   for line in header.lines(options, devices, epoch_size, record['machine']):
     say(line)
@@ -487,6 +493,13 @@ def note_skipped(record: dict[str, Any], pipeline: hpm.pipelines.Pipeline) -> No
   if skipped:
     record['skipped_records'] = [{'what': s.what, 'times': s.times} for s in skipped]
     say(f'Skipped: {len(skipped)} bad records, the last one {skipped[-1].what}')
+
+
+def note_demand(record: dict[str, Any]) -> None:
+  """Puts into `record` how much input each of this process's devices takes."""
+  if 'image_bytes' in record:  # an evaluation's rate is that of its input
+    rate, count = record['images_per_second'], len(record['devices'])
+    record['input_demand'] = demand.of(rate, count, record['image_bytes'])
 
 
 def note_published(options: flags.Options, record: dict[str, Any]) -> None:

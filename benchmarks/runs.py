@@ -32,6 +32,7 @@ _COMMON = (
   'batch_size_global',
   'num_warmup_steps',
   'peak_gpu_mib',
+  'image_bytes',
   'skipped_records',
 )
 

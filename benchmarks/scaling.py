@@ -43,18 +43,8 @@ from hpm.errors import DataError, UsageError
 __all__ = ['load_of', 'main', 'network_of']
 
 _NETWORK = ('model', 'image_size', 'num_classes', 'stem_rewrite')
+_HELP = 'See the top of this page.'
 _SMALL = 'lenet'  # its graph tells quickly what a manager moves, as a multiple of the gradients
-_OWN = {
-  'rate': float,
-  'result': str,
-  'hosts': str,
-  'num_ps': int,
-  'machine': str,
-  'crowding': float,
-  'host_gb_per_s': float,
-  'network_gbit_per_s': float,
-  'plot': str,
-}
 
 
 @command.line(__doc__)
@@ -221,15 +211,17 @@ def _mode(arguments: Sequence[str]) -> str | None:
 def _split(arguments: Sequence[str]) -> tuple[Any, list[str]]:
   """This command's flags, and the driver's."""
   values = absl_flags.FlagValues()
-  define = {
-    float: absl_flags.DEFINE_float,
-    str: absl_flags.DEFINE_string,
-    int: absl_flags.DEFINE_integer,
-  }
-  for name, kind in _OWN.items():
-    define[kind](name, None, 'See above.', flag_values=values)
-  absl_flags.DEFINE_boolean('validate', False, 'See above.', flag_values=values)
-  mine = {*_OWN, 'validate', 'novalidate'}
+  absl_flags.DEFINE_string('result', None, _HELP, flag_values=values)
+  absl_flags.DEFINE_string('hosts', None, _HELP, flag_values=values)
+  absl_flags.DEFINE_string('machine', None, _HELP, flag_values=values)
+  absl_flags.DEFINE_string('plot', None, _HELP, flag_values=values)
+  absl_flags.DEFINE_float('rate', None, _HELP, flag_values=values)
+  absl_flags.DEFINE_float('crowding', None, _HELP, flag_values=values)
+  absl_flags.DEFINE_float('host_gb_per_s', None, _HELP, flag_values=values)
+  absl_flags.DEFINE_float('network_gbit_per_s', None, _HELP, flag_values=values)
+  absl_flags.DEFINE_integer('num_ps', None, _HELP, flag_values=values)
+  absl_flags.DEFINE_boolean('validate', False, _HELP, flag_values=values)
+  mine = {*values, 'novalidate'}
   own = [a for a in arguments if a.lstrip('-').partition('=')[0] in mine]
   command.parse(values, own)
   return values, [a for a in arguments if a not in own]

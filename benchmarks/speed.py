@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 import dataclasses
+import itertools
 import math
 import statistics
 
-__all__ = ['RULE', 'Speed', 'drift', 'interval', 'percentiles', 'summary', 'title']
+__all__ = ['RULE', 'Speed', 'blocks', 'drift', 'interval', 'percentiles', 'summary', 't95', 'title']
 
 RULE = '-' * 64
 PERCENTILES = (5, 25, 50, 75, 95, 99)
@@ -96,16 +97,37 @@ def interval(seconds: Sequence[float], images: float) -> list[float] | None:
   There is none for a single value, nor for a few that are so far apart that the mean time's
   interval reaches down to nought, where the rate has no upper end.
 
-  Student's t on the mean time, turned into a rate. It takes the times for independent, which steps
-  of one run only nearly are; runs in processes of their own are.
+  Student's t on the mean time, turned into a rate. It takes the times for independent: those of
+  runs in processes of their own are, and of `blocks` of steps nearly; single steps are not.
   """
   if len(seconds) < 2:
     return None
   mean = statistics.fmean(seconds)
   freedom = len(seconds) - 1
-  t = _T95[freedom - 1] if freedom <= len(_T95) else 1.960 + 2.4 / freedom
-  half = t * statistics.stdev(seconds) / math.sqrt(len(seconds))
+  half = t95(freedom) * statistics.stdev(seconds) / math.sqrt(len(seconds))
   return [images / (mean + half), images / (mean - half)] if half < mean else None
+
+
+def t95(freedom: float) -> float:
+  """Student's t, two-sided 95 %; between whole degrees of freedom (1 and more) linear."""
+  if freedom > len(_T95):
+    return 1.960 + 2.4 / freedom
+  low, high = math.floor(max(freedom, 1.0)), math.ceil(max(freedom, 1.0))
+  return _T95[low - 1] + (max(freedom, 1.0) - low) * (_T95[high - 1] - _T95[low - 1])
+
+
+def blocks(seconds: Sequence[float], images: Sequence[int], count: int = 10) -> list[float]:
+  """Seconds an image of so many parts of the steps, one after the other.
+
+  A step is like the one before it, so a step more tells less than a new one; means of parts that
+  are longer than such likeness lasts are nearly independent (batch means, Law and Kelton). Fewer
+  steps than parts stay steps.
+  """
+  count = min(count, len(seconds))
+  bounds = [round(i * len(seconds) / count) for i in range(count + 1)]
+  return [
+    sum(seconds[low:high]) / sum(images[low:high]) for low, high in itertools.pairwise(bounds)
+  ]
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:

@@ -63,7 +63,8 @@ def define(values: flags.FlagValues) -> None:
   flags.DEFINE_boolean(
     'diagnose',
     False,
-    'Time each part of the run alone, and say in a sentence which one limits it.',
+    'Time each part of the run alone, and say in a sentence which one limits it; --result_json '
+    'has it as well.',
     flag_values=values,
   )
 
@@ -72,7 +73,7 @@ def check(options) -> None:
   if options.diagnose:
     options.refuse_given(
       (
-        *('eval', 'forward_only', 'dry_run', 'num_runs', 'train_dir', 'result_json'),
+        *('eval', 'forward_only', 'dry_run', 'num_runs', 'train_dir'),
         *('num_batches', 'num_epochs', 'num_warmup_batches', 'steps_per_call', 'data_service'),
         *(*output.CURVES, *profile.FILES, 'profile_dir'),
       ),
@@ -143,4 +144,6 @@ def complete(options) -> None:
 
 def title(options) -> str:
   """The mode as the header says it."""
+  if options.diagnose:
+    return 'diagnosis'
   return 'evaluation' if options.eval else 'forward only' if options.forward_only else 'training'

@@ -16,7 +16,9 @@ from benchmarks.page.rates import SYNTHETIC, Platform
 from hpm.errors import UsageError
 
 __all__ = [
+  'COLOURS',
   'figure_svg',
+  'line',
   'panel_svg',
   'real_bars',
   'real_shares',
@@ -118,6 +120,18 @@ def real_shares(platforms: Sequence[Platform]) -> Figure:
   )
 
 
+def line(number: int) -> dict[str, Any]:
+  """How the line of a number looks, for `Axes.plot`."""
+  return {
+    'color': COLOURS[number % 5],
+    'marker': _MARKERS[number % 5],
+    'linestyle': _DASHES[number % 5],
+    'linewidth': 1.3,
+    'markersize': 4.5,
+    'zorder': 2,
+  }
+
+
 def _bars(model: str, series: Sequence[tuple[Platform, str, str]]) -> Callable[[Any], None]:
   def draw(axes: Any) -> None:
     counts = sorted({n for platform, _, _ in series for n in platform.counts})
@@ -151,13 +165,8 @@ def _lines(platform: Platform) -> Callable[[Any], None]:
       points = [(n, value * n) for n, value in points if value is not None]
       axes.plot(
         *zip(*points) if points else ((), ()),
-        color=COLOURS[number % 5],
-        marker=_MARKERS[number % 5],
-        linestyle=_DASHES[number % 5],
-        linewidth=1.3,
-        markersize=4.5,
         label=_title(model),
-        zorder=2,
+        **line(number),
       )
     axes.set_xticks(platform.counts)
     axes.set_xlim(0, most * 1.06)

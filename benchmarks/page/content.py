@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from benchmarks import presets, published
+from benchmarks import demand, presets, published
 from benchmarks.page import charts
 from benchmarks.page.blocks import Block, Figure, Heading, Table, Text
 from benchmarks.page.rates import SYNTHETIC, Platform, Rate
@@ -78,6 +78,8 @@ def platform_sections(platform: Platform, figures: bool = False) -> list[Block]:
     blocks += [Heading(4, heading), *tables]
     if platform.remark:
       blocks.append(Text(platform.remark))
+    if data == SYNTHETIC and not other:
+      blocks += _input(platform)
     if data == SYNTHETIC and not other and figures:
       blocks.append(charts.throughput(platform.name, [platform]))
     if not other and figures and data == (platform.real_data or [''])[-1]:
@@ -159,6 +161,27 @@ def _rates(platform: Platform, data: str, other: bool) -> list[Block]:
   heads = [f'{platform.device}s', *(name for name, _ in columns)]
   texts = [Text(f'({number}) {note}.') for note, number in notes.items()]
   return [Table(caption, heads, rows), *texts]
+
+
+def _input(platform: Platform) -> list[Block]:
+  """What each device's rate with synthetic data takes of an input pipeline and of storage."""
+  rows = []
+  for count in platform.counts:
+    cells = [platform.rate(model, count, SYNTHETIC) for model in platform.models]
+    rows.append(
+      [str(count), *(_EMPTY if not c or c.per_device is None else _demand(c) for c in cells)]
+    )
+  heads = [f'{platform.device}s', *map(_title, platform.models)]
+  caption = (
+    'Input that these rates take, each device: images a second, and MB/s of JPEGs of the mean size '
+    f"of ImageNet's training set ({demand.IMAGENET_BYTES / 1e3:.1f} kB)"
+  )
+  return [Table(caption, heads, rows)]
+
+
+def _demand(rate: Rate) -> str:
+  found = demand.of(rate.per_device, 1, {'encoded': demand.IMAGENET_BYTES})
+  return f'{presets.rate(rate.per_device)}, {found["encoded_mb_per_second"]:.3g} MB/s'
 
 
 def _work(platform: Platform) -> Table | None:

@@ -158,6 +158,7 @@ SAMPLES: dict[str, list[str]] = {
   'cluster_port': [*SLURM, '--cluster_port=3333'],
   'local_cluster': ['--variable_update=parameter_server', '--local_cluster=workers:2,ps:1'],
   'heartbeat_port': [*CLUSTER, '--heartbeat_port=4444'],
+  'stall_timeout_s': ['--stall_timeout_s=20'],
   'heartbeat_timeout_s': [*CLUSTER, '--heartbeat_timeout_s=20'],
   'cluster_timeout_s': [*CLUSTER, '--cluster_timeout_s=20'],
 }

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.data.experimental.ops import testing
 
-from benchmarks import diagnose, diagnosis, flags, run
+from benchmarks import diagnose, diagnosis, flags, results, run
 import hpm
 from hpm.pipelines import sources
 from hpm.pipelines.sample import write_sample
@@ -114,8 +114,13 @@ def test_a_tiny_model_on_large_images_is_decoding(cpu_devices, quick, sample):
   assert '--pipeline=indexed' in verdict.sentence
 
 
-def test_the_command_says_what_limits(cpu_devices, quick, capsys):
-  assert run.main([*SMALL, '--diagnose']) == 0
+def test_the_command_says_what_limits(cpu_devices, quick, capsys, tmp_path):
+  file = tmp_path / 'verdict.json'
+  assert run.main([*SMALL, '--diagnose', f'--result_json={file}']) == 0
+  found = results.read(str(file))
+  assert (found['status'], found['mode'], found['model']) == ('ok', 'diagnosis', 'lenet')
+  assert found['diagnosis']['limit'] == 'compute'
+  assert found['diagnosis']['parts']['compute'] > 0 and len(found['devices']) == 2
   out = capsys.readouterr().out
   assert 'Compute limits this run' in out and 'a step, predicted' in out
   assert run.main([*SMALL, '--diagnose', '--num_batches=3']) == 2

@@ -115,7 +115,7 @@ REFUSED = {
     *CHECKPOINTS,
     *EVALUATION,
     *CURVES,
-    *{'eval', 'forward_only', 'dry_run', 'num_runs', 'result_json', 'num_batches', 'num_epochs'},
+    *{'eval', 'forward_only', 'dry_run', 'num_runs', 'num_batches', 'num_epochs'},
     *{'num_warmup_batches', 'steps_per_call', 'data_service', *SEVERAL},
   },
   'num_runs': {
