@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from benchmarks import flags
+from benchmarks import flags, sweep
 from hpm.errors import DataError, UsageError
 from hpm.pipelines import __main__ as pipelines
 from tests.benchmarks.conftest import ROOT
@@ -69,7 +69,7 @@ def test_each_program_exists(program):
 
 
 def test_every_flag_that_a_page_names_exists():
-  known = set(flags._define())
+  known = {*flags._define(), *sweep.OWN}
   for path in (ROOT / 'benchmarks').rglob('*.py'):
     text = path.read_text(encoding='utf-8')
     known |= set(re.findall(r"add_argument\(\s*'--([\w-]+)'", text))
