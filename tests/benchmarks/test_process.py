@@ -39,6 +39,8 @@ def blocked():
       stdout=subprocess.PIPE,
       stderr=subprocess.PIPE,
       text=True,
+      # Python leaves an ignored one ignored, as a shell's background jobs have it.
+      preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     started.append(process)
     assert process.stdout.readline() == 'blocked\n'

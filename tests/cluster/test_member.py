@@ -11,7 +11,7 @@ import types
 
 import pytest
 
-from benchmarks import member
+from benchmarks import member, watching
 from hpm.cluster import heartbeat, listening
 from hpm.cluster.spec import Cluster
 from hpm.cluster.watchdog import Stages
@@ -77,7 +77,7 @@ def test_the_total_is_over_the_time_from_the_first_to_the_last(pause_s):
   clusters = [Cluster('worker', i, hosts) for i in (0, 1)]
   watches = [heartbeat.Watch(one, on_death=lambda death: None) for one in clusters]
   chief, other = (
-    member.Worker(one, options, watch, Stages())
+    member.Worker(one, options, watch, Stages(), watching.Ending())
     for one, watch in zip(clusters, watches, strict=True)
   )
   with watches[0], watches[1]:
