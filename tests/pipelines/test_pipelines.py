@@ -61,7 +61,7 @@ def test_the_command_line_lists_its_commands(capsys):
   [
     (['smple'], 2, "unknown command 'smple': did you mean sample or compile? valid: compile, "),
     (['sample', '--out', '{tmp}', '--num_images=3'], 2, 'num_images=3 must be at least 35'),
-    (['sample', '--out', '{tmp}/file/sample'], 2, 'file, which is a file'),
+    (['sample', '--out', '{tmp}/file/sample'], 2, 'file is a file, where a directory is needed'),
     (['sample', '--out', '{tmp}/file'], 2, 'is a file: give a directory'),
     (['sample', '--out', '{tmp}'], 2, 'is not empty and holds no sample data set'),
   ],
@@ -74,9 +74,18 @@ def test_faults_end_with_one_line_and_a_code(tmp_path, capsys, arguments, code, 
   assert output.err.count('\n') == 1 and output.out == ''
 
 
-@pytest.mark.parametrize('arguments', [[], ['sample'], ['sample', '--out=x', '--colour']])
-def test_wrong_flags_end_with_code_2(arguments, capsys):
-  with pytest.raises(SystemExit) as ended:
-    command_line.main(arguments)
-  assert ended.value.code == 2
-  assert 'usage: python -m hpm.pipelines' in capsys.readouterr().err
+@pytest.mark.parametrize(
+  ('arguments', 'message'),
+  [
+    ([], 'required: COMMAND (--help shows the arguments)'),
+    (['sample'], 'required: --out (--help shows the arguments)'),
+    (['sample', '--out=x', '--colour'], 'unrecognized arguments: --colour'),
+  ],
+)
+def test_wrong_flags_end_with_code_2_in_one_line(arguments, message, capsys, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  assert command_line.main(arguments) == 2
+  error = capsys.readouterr().err
+  assert error.startswith('python -m hpm.pipelines: ') and error.count('\n') == 1
+  assert message in error
+  assert not list(tmp_path.iterdir())
