@@ -246,6 +246,7 @@ def test_arguments_that_can_not_work_end_with_2(arguments, message, capsys):
   assert message in captured.err and captured.err.count('\n') == 1, captured.err
 
 
+@pytest.mark.long
 def test_runs_made_by_turns(tmp_path, capsys):
   code = compare.main(
     [

@@ -220,7 +220,7 @@ def trained(tree: Tree, data_dir: str, number: int, victim: str, *flags: str):
     ('worker', signal.SIGKILL),
     pytest.param('worker', signal.SIGSTOP, marks=pytest.mark.long),
     pytest.param('dispatcher', signal.SIGKILL, marks=pytest.mark.long),
-    ('dispatcher', signal.SIGSTOP),
+    pytest.param('dispatcher', signal.SIGSTOP, marks=pytest.mark.long),
   ],
 )
 def test_a_training_ends_with_one_line_when_its_service_dies(

@@ -153,6 +153,7 @@ def test_a_checkpoint_that_is_never_written_is_named(train, tmp_path, hanging, m
   check_checkpoint(train, tmp_path, 'alone', hanging, monkeypatch)
 
 
+@pytest.mark.long
 def test_a_peer_that_is_stopped_is_named_by_the_collective_that_waits(train, tmp_path):
   check_peer(train, tmp_path, 'collective_all_reduce', 'worker:1')
 
